@@ -1,0 +1,238 @@
+package engine
+
+import (
+	"encoding/json"
+	"time"
+
+	"sparkbar/engine/sample"
+	"sparkbar/engine/telemetry"
+)
+
+// Prompt is what a model shall answer or continue: exactly one of Messages,
+// Text and Tokens is set.
+type Prompt struct {
+	// Messages is an OpenAI-shaped list of message objects. All keys and their
+	// order reach the chat template; content parts are flattened to text.
+	Messages json.RawMessage
+	// Tools is an OpenAI-shaped list of tools, or nil.
+	Tools json.RawMessage
+	// Kwargs are handed to the chat template (enable_thinking,
+	// reasoning_effort, ...), over the defaults of the server and the model.
+	Kwargs map[string]any
+	// ContinueFinal leaves the last message open instead of starting a new turn.
+	ContinueFinal bool
+
+	Text   *string // raw text; special tokens are added as the tokenizer does
+	Tokens []int32 // raw ids
+}
+
+// Request is one generation. Zero values mean "default".
+type Request struct {
+	ID        string // shown in telemetry, logs and the response
+	Client    string // who asks, for fairness between clients; may be empty
+	Prompt    Prompt
+	MaxTokens int // 0 = the server's default; always cut to the server's cap and the window
+	Sampling  Sampling
+	Stop      []string
+	// Logprobs is the number of alternatives to report per token; -1 = none at all.
+	Logprobs int
+	// Reasoning splits thoughts from the answer; Tools parses tool calls.
+	Reasoning, Tools bool
+}
+
+// Sampling holds what the request says about sampling; nil fields fall back to
+// the server's flags, then to the model's generation_config, then to the
+// documented default (see Engine.Generate).
+type Sampling struct {
+	Temperature, TopP, MinP *float64
+	TopK                    *int
+	Seed                    *uint64
+	// Params carries the fields without a default chain (penalties, bias, xtc).
+	Params sample.Params
+}
+
+// Token is one generated token. Text is the token's own text as the vocabulary
+// has it; Bytes are its true bytes.
+type Token struct {
+	ID      int32
+	Text    string
+	Bytes   []byte
+	Logprob float64
+	Top     []TokenProb // Request.Logprobs entries, best first
+}
+
+// TokenProb is an alternative at one position.
+type TokenProb struct {
+	ID      int32
+	Text    string
+	Bytes   []byte
+	Logprob float64
+}
+
+// ToolCall is a call that the model made. Arguments is a JSON object.
+type ToolCall struct {
+	Index     int
+	ID        string
+	Name      string
+	Arguments string
+}
+
+// Delta is what one round added. Text and Reasoning never hold a broken code
+// point or a part of a stop string.
+type Delta struct {
+	Reasoning string
+	Text      string
+	// ToolCall is a piece of a call: the first piece of an index has ID and
+	// Name, Arguments are to be concatenated.
+	ToolCall *ToolCall
+	Tokens   []Token
+	// Prefill reports progress while the prompt is read; nothing else is set then.
+	Prefill *Progress
+}
+
+// Progress counts prompt tokens.
+type Progress struct{ Done, Total int }
+
+// FinishReason says why a generation ended.
+type FinishReason string
+
+// The reasons. A cancelled generation ends with an error instead.
+const (
+	FinishStop      FinishReason = "stop"       // end token or stop string
+	FinishLength    FinishReason = "length"     // token limit or context window
+	FinishToolCalls FinishReason = "tool_calls" // at least one call was parsed
+)
+
+// Result is a finished generation.
+type Result struct {
+	Model        string // id of the model that answered
+	Text         string
+	Reasoning    string
+	ToolCalls    []ToolCall
+	Tokens       []Token
+	PromptTokens []int32
+	FinishReason FinishReason
+	StopString   string                   // the stop string that ended it, if one did
+	Stats        telemetry.RequestSummary // usage, rates, acceptance: the x_mlx_dspark block
+}
+
+// LoadRequest asks for a model. Nil fields keep the server's setting.
+type LoadRequest struct {
+	Model               string // "demo", a folder, a GGUF file, or the id of a local model
+	Drafter             string // like Model; "" = the pair's own
+	Mode                string // auto (or ""), dspark, dflash, lookup, draft, baseline
+	MaxDraft            *int   // fixed cap; 0 = the controller ("auto")
+	LookupDrafts        *bool
+	ConfidenceThreshold *float64
+	ContextWindow       *int // 0 = the model's own maximum
+	KVBits              *int // 0, 4, 8
+	DrafterWindow       *int // 0 = the whole context
+	DrafterBits         *int
+	Warmup              *bool
+	EnableThinking      *bool
+	ReasoningEffort     *string
+	// Unused lists accepted keys that this backend has no use for; Status
+	// reports them in a warning.
+	Unused []string
+}
+
+// State is where the engine stands.
+type State string
+
+// The states of the engine.
+const (
+	StateIdle      State = "idle" // nothing loaded
+	StateResolving State = "resolving"
+	StateLoading   State = "loading"
+	StateWarming   State = "warming"
+	StateReady     State = "ready"
+	StateSwapping  State = "swapping" // loading another model while one still serves
+	StateUnloading State = "unloading"
+)
+
+// Warning is a condition that the owner should know.
+type Warning struct {
+	Code    string  `json:"code"`
+	Level   string  `json:"level"` // attention, problem
+	Message string  `json:"message"`
+	Action  *string `json:"action"`
+}
+
+// ModelInfo describes a loaded model.
+type ModelInfo struct {
+	ID                string // last path component
+	Target            string // as given
+	Drafter           string // as given, "" = none
+	Mode              string // dspark, dflash, lookup, draft, baseline
+	Architecture      string
+	ContextWindow     int
+	MaxDraft          int // 0 = the controller decides
+	LookupDrafts      bool
+	Confidence        float64
+	KVBits            int
+	DrafterWindow     int
+	Warmup            bool
+	Vocab             int
+	WeightBytes       int64
+	DrafterBytes      int64
+	SupportsEffort    bool
+	ThinkingDefault   bool
+	ReasoningEffort   string
+	LoadedAt          time.Time
+	Backend           string // cpu, metal, reference
+	SupportsReasoning bool
+	SupportsTools     bool
+}
+
+// LoadProgress is how far a load has come. Totals are 0 while unknown.
+type LoadProgress struct {
+	Model      string `json:"model"`
+	BytesDone  int64  `json:"bytes_done"`
+	BytesTotal int64  `json:"bytes_total"`
+}
+
+// Status is a snapshot of the engine.
+type Status struct {
+	State     State
+	Model     *ModelInfo    // the model that answers now, nil if none
+	Loading   *LoadProgress // the load under way, nil if none
+	LastError string        // of the last failed load; cleared by the next load or unload
+	Warnings  []Warning
+	InFlight  int // generations running
+	Queued    int // generations waiting
+	Version   string
+	StartedAt time.Time
+	// MaxTokensDefault and MaxTokensCap are the server's limits.
+	MaxTokensDefault, MaxTokensCap int
+}
+
+// ErrorKind classifies errors for the dialects.
+type ErrorKind string
+
+// The kinds, with the HTTP status that suits each.
+const (
+	ErrNoModel       ErrorKind = "no_model"               // 503
+	ErrLoading       ErrorKind = "loading"                // 503
+	ErrBusy          ErrorKind = "busy"                   // 429
+	ErrInvalid       ErrorKind = "invalid"                // 400
+	ErrContextLength ErrorKind = "context_length"         // 400
+	ErrModelNotFound ErrorKind = "model_not_found"        // 404
+	ErrLoadFailed    ErrorKind = "load_failed"            // 400: the files are at fault
+	ErrCancelled     ErrorKind = "cancelled"              // 409
+	ErrInternal      ErrorKind = "internal"               // 500
+	ErrShuttingDown  ErrorKind = "server_is_stopping_now" // 503
+)
+
+// Error is every error that the engine returns to a caller. Message tells the
+// user what to do; Field names the request field at fault, if one is.
+type Error struct {
+	Kind    ErrorKind
+	Field   string
+	Message string
+	Cause   error
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Cause }
