@@ -88,7 +88,7 @@ type Norm struct {
 
 // Adapter is a low-rank addition to a Linear, y += Scale * B(A x); with Mag
 // (DoRA) the sum of both is rescaled per output by Mag (already divided by the
-// norm of the merged row).
+// norm of the merged row), before the bias.
 type Adapter struct {
 	A, B  *Weight // dense [rank, in], [out, rank]
 	Scale float32
@@ -137,7 +137,9 @@ type RoPE struct {
 
 // KVWrite stores rows of K and V at their positions: row r goes to the page
 // that Table names for segment Of[r], block Pos[r]/PageSize. A dropped page (-1)
-// skips the row.
+// skips the row, as do a segment, position or page outside the table or cache.
+// Elements round to nearest even; quantized groups follow MLX's affine
+// quantization to the bit.
 type KVWrite struct {
 	K, V  View // [N, Heads*KDim], [N, Heads*VDim] (V not given with VInK)
 	KV    KV
@@ -147,8 +149,9 @@ type KVWrite struct {
 
 // Attention is softmax(Scale * q k^T) v over the visible positions [Lo, Hi) of
 // each row, in float32, query head h reading KV head h*KV.Heads/Heads. SoftCap c > 0
-// replaces scores s by c*tanh(s/c). Sinks add exp(sink_h) to the denominator. A
-// row that sees nothing gives zeros. Work goes page by page; partial results
+// replaces scores s by c*tanh(s/c). Sinks add exp(sink_h) to the denominator.
+// Positions in dropped pages, and all that lies outside the table or the cache,
+// are not seen. A row that sees nothing gives zeros. Work goes page by page; partial results
 // merge in page order.
 type Attention struct {
 	Q       View // [N, Heads*KDim]
@@ -330,7 +333,7 @@ type Argmax struct {
 }
 
 // TopK writes the K largest elements of each row, best first, ties to the lower
-// index.
+// index; NaN comes after everything else.
 type TopK struct {
 	X    View
 	IDs  View // I32 [N,K]
@@ -367,7 +370,7 @@ type BlockConv struct {
 // with candidates c and predecessor p (the anchor for slot 0, else the pick of
 // slot s-1): score[c] = Unary[s,c] + sum_r A[p][r] * H[s][r] * B[cand_c][r]. Greedy
 // (no Uniform): the first largest. Sampled: row = softmax(score/Temperature), pick =
-// min(count(u >= cumulative sum), K-1).
+// min(count(u >= cumulative sum), K-1). An id outside A or B adds nothing.
 type PairSelect struct {
 	Unary       View // [N, K]
 	Cand        View // I32 [N, K]
@@ -446,14 +449,14 @@ func weight(what string, w *Weight, batch, rows, cols int) error {
 	return nil
 }
 
+// check wants what state ops read of the rows, or what attention ops read.
 func (r Rows) check(state bool) error {
-	err := errors.Join(
+	if state {
+		return shape("Start", r.Start, layout.I32, 1, r.Segments+1)
+	}
+	return errors.Join(
 		shape("Pos", r.Pos, layout.I32, 1, r.N),
 		shape("Of", r.Of, layout.I32, 1, r.N))
-	if state {
-		err = shape("Start", r.Start, layout.I32, 1, r.Segments+1)
-	}
-	return err
 }
 
 func (o Embed) check() error {
@@ -519,7 +522,7 @@ func (o HeadLinear) check() error {
 		return err
 	}
 	if o.W.Batch < 1 {
-		return errors.New("W is not stacked")
+		return errors.New("weight W is not stacked")
 	}
 	return errors.Join(shape("X", o.X, layout.F32, -1, o.W.Batch*o.W.Cols), shape("Out", o.Out, layout.F32, o.X.Rows, o.W.Batch*o.W.Rows))
 }
@@ -529,7 +532,7 @@ func (o RoPE) check() error {
 		return fmt.Errorf("%d columns in heads of %d, %d pairs", o.X.Cols, o.HeadDim, o.Freq.Cols)
 	}
 	if o.QBeta != 0 && o.QOrig <= 0 {
-		return errors.New("QBeta needs QOrig")
+		return errors.New("a QBeta needs QOrig")
 	}
 	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("Pos", o.Pos, layout.I32, 1, o.X.Rows), shape("Freq", o.Freq, layout.F32, 1, -1))
 }
@@ -540,7 +543,7 @@ func (o KVWrite) check() error {
 	}
 	err := errors.Join(shape("K", o.K, layout.F32, o.Rows.N, o.KV.Heads*o.KV.KDim), shape("Table", o.Pages.Table, layout.I32, o.Rows.Segments, -1))
 	if o.V.Given() == o.KV.VInK {
-		return errors.New("V is given exactly when the cache keeps it apart from K")
+		return errors.New("a V is given exactly when the cache keeps it apart from K")
 	}
 	return errors.Join(err, optional("V", o.V, layout.F32, o.Rows.N, o.KV.Heads*o.KV.VDim))
 }
@@ -573,7 +576,7 @@ func (o MoELinear) check() error {
 		return err
 	}
 	if o.W.Batch < 1 {
-		return errors.New("W is not stacked")
+		return errors.New("weight W is not stacked")
 	}
 	if o.Act.Gated() != (o.Up != nil) {
 		return errors.New("a gated activation needs Up and the reverse")
@@ -585,7 +588,7 @@ func (o MoELinear) check() error {
 	}
 	pairs := o.IDs.Rows * o.IDs.Cols
 	if o.X.Rows != o.IDs.Rows && o.X.Rows != pairs {
-		return fmt.Errorf("X has %d rows for %dx%d choices", o.X.Rows, o.IDs.Rows, o.IDs.Cols)
+		return fmt.Errorf("input has %d rows for %dx%d choices", o.X.Rows, o.IDs.Rows, o.IDs.Cols)
 	}
 	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("IDs", o.IDs, layout.I32, -1, -1), shape("Out", o.Out, layout.F32, pairs, o.W.Rows),
 		optional("Bias", o.Bias, layout.F32, o.W.Batch, o.W.Rows), optional("UpBias", o.UpBias, layout.F32, o.W.Batch, o.W.Rows))
@@ -594,7 +597,7 @@ func (o MoELinear) check() error {
 func (o MoECombine) check() error {
 	n, k := o.Weights.Rows, o.Weights.Cols
 	if o.SharedGate.Given() && !o.Shared.Given() {
-		return errors.New("SharedGate without Shared")
+		return errors.New("a SharedGate needs Shared")
 	}
 	return errors.Join(shape("X", o.X, layout.F32, n*k, o.Out.Cols), shape("Weights", o.Weights, layout.F32, -1, -1), shape("Out", o.Out, layout.F32, n, -1),
 		optional("Shared", o.Shared, layout.F32, n, o.Out.Cols), optional("SharedGate", o.SharedGate, layout.F32, n, 1), optional("Residual", o.Residual, layout.F32, n, o.Out.Cols))
@@ -607,6 +610,9 @@ func (s State) check(r Rows, size, log int) error {
 
 func (o ShortConv) check() error {
 	c, k := o.W.Rows, o.W.Cols
+	if k < 1 {
+		return errors.New("no taps")
+	}
 	if o.Act != ActNone && o.Act != ActSiLU {
 		return fmt.Errorf("activation %d", o.Act)
 	}
@@ -663,7 +669,7 @@ func (o Binary) check() error {
 		cols /= o.BGroup
 	}
 	if o.B.Rows != 1 && o.B.Rows != o.A.Rows {
-		return fmt.Errorf("B has %d rows, A %d", o.B.Rows, o.A.Rows)
+		return fmt.Errorf("matrix B has %d rows, A %d", o.B.Rows, o.A.Rows)
 	}
 	return errors.Join(shape("A", o.A, layout.F32, -1, -1), shape("B", o.B, layout.F32, -1, cols), shape("Out", o.Out, layout.F32, o.A.Rows, o.A.Cols))
 }
@@ -689,7 +695,10 @@ func (o CopyRows) check() error {
 
 func (o Argmax) check() error {
 	if o.Out.Rows*o.Out.Cols != o.X.Rows || (o.Out.Rows != 1 && o.Out.Cols != 1) {
-		return fmt.Errorf("Out is %dx%d for %d rows", o.Out.Rows, o.Out.Cols, o.X.Rows)
+		return fmt.Errorf("output is %dx%d for %d rows", o.Out.Rows, o.Out.Cols, o.X.Rows)
+	}
+	if o.X.Cols < 1 {
+		return errors.New("no columns")
 	}
 	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("Out", o.Out, layout.I32, -1, -1))
 }

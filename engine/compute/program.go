@@ -130,7 +130,8 @@ func (kv KV) check() error {
 }
 
 // State is numbered slots of recurrent or convolution state, float32: slot i
-// is row i of Mem.
+// is row i of Mem. Rows of a segment whose slot is none or outside Mem give
+// zeros and leave no trace. Rows outside all segments are left alone.
 type State struct {
 	Mem   View // F32 [slots, size]
 	Slots View // I32 [1,Segments]: slot of each segment, -1 = none (an empty segment)
@@ -159,4 +160,21 @@ type CacheSpec struct {
 	VInK       bool
 	Window     int // CacheWindow
 	Size, Log  int // CacheState: floats of a slot, floats of a logged row
+}
+
+// Step is what a forward pass sees of the caches: the ragged rows, and for each
+// CacheSpec of the model, in order, where its past lies.
+type Step struct {
+	Rows   Rows
+	Layers []LayerCache
+	// Logged collects the state ops that recorded their inputs; the cache turns
+	// them into StateCommits of the next program.
+	Logged []StateCommit
+}
+
+// LayerCache is one layer's part of a Step: KV and Pages, or State.
+type LayerCache struct {
+	KV    KV
+	Pages Pages
+	State State
 }
