@@ -240,13 +240,10 @@ var e4m3 = func() (t [256]float32) {
 	return t
 }()
 
-// e8m0 is the exponent-only scale 2^(b-127).
+// e8m0 is the exponent-only scale 2^(b-127); 255, which the format reserves, is infinite as in MLX.
 func e8m0(b byte) float32 {
 	if b == 0 {
 		return math.Float32frombits(0x00400000) // 2^-127, subnormal
-	}
-	if b == 255 {
-		return float32(math.NaN())
 	}
 	return math.Float32frombits(uint32(b) << 23)
 }
