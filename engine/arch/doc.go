@@ -1,0 +1,17 @@
+// Package arch holds the model families: for each one a file with its
+// configuration, the names of its weights and its forward pass, written once
+// against engine/compute and readable from top to bottom. llama.go is the one to
+// copy for a new family.
+//
+// Load opens a checkpoint by its model_type, checks that every tensor is there
+// with the shape that the configuration promises and that none is left over,
+// and hands the weights to a backend. Model.Forward records one step.
+//
+// forward.go holds the few phrases that forward passes are written in (a norm,
+// a linear map, attention over the cache, the residual tap); rope.go the rotary
+// frequencies of every scaling kind; load.go the weight loader.
+//
+// Never here: kernels, caching policy, sampling, text.
+//
+// Read first: Model, then llama.go.
+package arch

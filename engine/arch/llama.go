@@ -1,0 +1,145 @@
+package arch
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/compute"
+)
+
+// llamaConfig holds the keys of a llama config.json (Touvron et al. 2023).
+type llamaConfig struct {
+	hidden, layers, inter int
+	heads, kvHeads, dim   int
+	vocab, context        int
+	eps                   float32
+	theta                 float64
+	interleaved           bool // rope_traditional
+	attnBias, mlpBias     bool
+	tied                  bool
+	layerTypes            []string
+	window                int
+}
+
+func readLlama(cfg checkpoint.Config, l *loader) llamaConfig {
+	c := llamaConfig{
+		hidden:      cfg.Int("hidden_size"),
+		layers:      cfg.Int("num_hidden_layers"),
+		inter:       cfg.Int("intermediate_size"),
+		heads:       cfg.Int("num_attention_heads"),
+		vocab:       cfg.Int("vocab_size"),
+		eps:         float32(cfg.Float("rms_norm_eps")),
+		context:     cfg.IntOr("max_position_embeddings", 0),
+		theta:       ropeTheta(cfg, 10000),
+		interleaved: cfg.BoolOr("rope_traditional", false),
+		attnBias:    cfg.BoolOr("attention_bias", false),
+		mlpBias:     cfg.BoolOr("mlp_bias", false),
+		tied:        cfg.BoolOr("tie_word_embeddings", true),
+		layerTypes:  cfg.Strings("layer_types"),
+		window:      cfg.IntOr("sliding_window", 0),
+	}
+	l.positive("hidden_size", c.hidden)
+	l.positive("num_attention_heads", c.heads)
+	l.positive("vocab_size", c.vocab)
+	if l.err != nil {
+		return c
+	}
+	c.kvHeads = cfg.IntOr("num_key_value_heads", c.heads)
+	c.dim = cfg.IntOr("head_dim", c.hidden/c.heads)
+	l.heads(c.heads, c.kvHeads, c.dim)
+	if len(c.layerTypes) > 0 && len(c.layerTypes) != c.layers {
+		l.fail("%w: layer_types has %d entries for %d layers", errConfig, len(c.layerTypes), c.layers)
+	}
+	return c
+}
+
+// heads checks that query heads divide into key/value heads of a sane size.
+func (l *loader) heads(heads, kvHeads, dim int) {
+	l.positive("num_key_value_heads", kvHeads)
+	l.positive("head_dim", dim)
+	if l.err == nil && heads%kvHeads != 0 {
+		l.fail("%w: %d attention heads do not divide into %d key/value heads", errConfig, heads, kvHeads)
+	}
+}
+
+type llamaLayer struct {
+	attnNorm, mlpNorm compute.View
+	q, k, v, o        Linear
+	gate, up, down    Linear
+}
+
+// llama is also mistral, iquestcoder and xverse.
+func llama(cfg checkpoint.Config, l *loader) *Model {
+	c := readLlama(cfg, l)
+	m := &Model{Hidden: c.hidden, Vocab: c.vocab, Layers: c.layers, Context: c.context, EmbedScale: 1}
+
+	m.Embedding = l.weight("model.embed_tokens", c.vocab, c.hidden)
+	m.Head = m.Embedding
+	if !c.tied {
+		m.Head = l.weight("lm_head", c.vocab, c.hidden)
+	}
+	l.drop(func(n string) bool {
+		return strings.HasSuffix(n, "rotary_emb.inv_freq") || c.tied && strings.HasPrefix(n, "lm_head.")
+	})
+	norm := l.vector("model.norm.weight", c.hidden)
+	rope := l.rope(cfg, c.dim, c.theta, c.interleaved)
+	var layers []llamaLayer
+	for i := 0; i < c.layers && l.err == nil; i++ {
+		p := fmt.Sprintf("model.layers.%d.", i)
+		layers = append(layers, llamaLayer{
+			attnNorm: l.vector(p+"input_layernorm.weight", c.hidden),
+			mlpNorm:  l.vector(p+"post_attention_layernorm.weight", c.hidden),
+			q:        l.linear(p+"self_attn.q_proj", c.heads*c.dim, c.hidden, c.attnBias),
+			k:        l.linear(p+"self_attn.k_proj", c.kvHeads*c.dim, c.hidden, c.attnBias),
+			v:        l.linear(p+"self_attn.v_proj", c.kvHeads*c.dim, c.hidden, c.attnBias),
+			o:        l.linear(p+"self_attn.o_proj", c.hidden, c.heads*c.dim, c.attnBias),
+			gate:     l.linear(p+"mlp.gate_proj", c.inter, c.hidden, c.mlpBias),
+			up:       l.linear(p+"mlp.up_proj", c.inter, c.hidden, c.mlpBias),
+			down:     l.linear(p+"mlp.down_proj", c.hidden, c.inter, c.mlpBias),
+		})
+		kind := "full_attention"
+		if len(c.layerTypes) > 0 && i < len(c.layerTypes) {
+			kind = c.layerTypes[i]
+		}
+		m.Caches = append(m.Caches, l.attentionCache(kind, c.kvHeads, c.dim, c.window))
+	}
+
+	scale := float32(1 / math.Sqrt(float64(c.dim)))
+	m.forward = func(f *Forward) {
+		x := f.Embed(m.Embedding, 1)
+		for i, w := range layers {
+			mark := f.S.Mark()
+
+			h := f.Norm(x, w.attnNorm, c.eps)
+			q, k, v := f.Linear(h, w.q), f.Linear(h, w.k), f.Linear(h, w.v)
+			f.Rotate(q, rope, c.dim)
+			f.Rotate(k, rope, c.dim)
+			a := f.Attend(q, k, v, i, c.heads, scale)
+			f.LinearAdd(a, w.o, x)
+
+			h = f.Norm(x, w.mlpNorm, c.eps)
+			f.LinearAdd(f.Gated(h, w.gate, w.up, compute.ActSwiGLU), w.down, x)
+
+			f.Tap(i, x)
+			f.S.Release(mark)
+		}
+		f.Head(x, norm, c.eps, m.Head)
+	}
+	return m
+}
+
+// attentionCache is the cache of one attention layer of the given layer type.
+func (l *loader) attentionCache(kind string, kvHeads, dim, window int) compute.CacheSpec {
+	s := compute.CacheSpec{Kind: compute.CacheFull, Heads: kvHeads, KDim: dim, VDim: dim}
+	switch kind {
+	case "full_attention":
+	case "sliding_attention":
+		s.Kind, s.Window = compute.CacheWindow, window
+		l.positive("sliding_window", window)
+	default:
+		l.fail("%w: layer type %q is not supported here", errConfig, kind)
+	}
+	return s
+}

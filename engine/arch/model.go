@@ -1,0 +1,132 @@
+package arch
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+
+	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/compute"
+)
+
+// Model is a loaded target: its weights on a backend and its forward pass.
+type Model struct {
+	Type    string // model_type of the configuration
+	Hidden  int
+	Vocab   int
+	Layers  int
+	Context int // positions the model was made for; 0 = not stated
+	// Caches says what each caching layer keeps, in the order of Step.Layers.
+	Caches []compute.CacheSpec
+	// Tappable lists the layers whose output a drafter may read; tap i is the
+	// residual stream right after layer i.
+	Tappable int
+
+	// Embedding and Head are what drafters borrow: the raw table with its
+	// factor, and the raw output projection (the table when they are tied).
+	Embedding  *compute.Weight
+	EmbedScale float32
+	Head       *compute.Weight
+
+	// WeightBytes is the storage of all weights; ActiveBytes what one token
+	// reads of them.
+	WeightBytes int64
+	ActiveBytes int64
+
+	forward func(*Forward)
+	load    *loader
+}
+
+// family builds a model from an opened checkpoint: its own configuration, its
+// weights through l, and the forward pass.
+type family func(cfg checkpoint.Config, l *loader) *Model
+
+// families maps a model_type to its file.
+var families = map[string]family{
+	"llama":       llama,
+	"mistral":     llama,
+	"iquestcoder": llama,
+	"xverse":      llama,
+	"qwen3":       qwen3,
+}
+
+// Types returns the known values of model_type, sorted.
+func Types() []string {
+	var t []string
+	for k := range families {
+		t = append(t, k)
+	}
+	sort.Strings(t)
+	return t
+}
+
+// Load builds the model of an opened checkpoint on a backend. The checkpoint
+// must stay open until Close. Errors name the key or tensor at fault.
+func Load(c *checkpoint.Checkpoint, b compute.Backend) (*Model, error) {
+	cfg := c.Config()
+	kind := cfg.StringOr("model_type", "")
+	build := families[kind]
+	if build == nil {
+		return nil, unknownType(c.Path(), kind)
+	}
+	l := newLoader(c, b)
+	m := build(cfg, l)
+	if err := cfg.Err(); err != nil && l.err == nil {
+		l.err = err
+	}
+	l.finish()
+	if l.err != nil {
+		l.close()
+		return nil, fmt.Errorf("%s: %w", c.Path(), l.err)
+	}
+	m.Type, m.load = kind, l
+	m.WeightBytes = l.bytes
+	m.ActiveBytes = l.bytes
+	if m.Head != m.Embedding {
+		m.ActiveBytes -= matrixBytes(m.Embedding.Matrix)
+	}
+	if m.Tappable == 0 {
+		m.Tappable = m.Layers
+	}
+	return m, nil
+}
+
+func unknownType(path, kind string) error {
+	known := Types()
+	if kind == "" {
+		return fmt.Errorf("%s: config.json has no model_type, so this is not a model Sparkbar can run (known types: %s)", path, strings.Join(known, ", "))
+	}
+	closest := slices.MinFunc(known, func(a, b string) int { return distance(kind, a) - distance(kind, b) })
+	return fmt.Errorf("%s: model_type %q is not supported; the closest known type is %q (all: %s). Choose another model or add the family in engine/arch",
+		path, kind, closest, strings.Join(known, ", "))
+}
+
+// distance is the Levenshtein distance.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diag := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diag, row[j+1] = row[j+1], min(diag+cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// Forward records one step into f; the results are f.Logits and f.Fused.
+func (m *Model) Forward(f *Forward) {
+	f.hidden = m.Hidden
+	m.forward(f)
+}
+
+// Close gives the weights back to the backend.
+func (m *Model) Close() { m.load.close() }

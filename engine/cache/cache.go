@@ -1,0 +1,560 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
+)
+
+// ErrFull is returned when no page or slot is left and nothing can be evicted.
+var ErrFull = errors.New("the cache is full: fewer or shorter conversations fit into the memory set aside for it")
+
+// Options sizes a cache.
+type Options struct {
+	// Type is how keys and values are kept: F32, F16 or BF16. With Bits 4 or 8
+	// they are quantized in groups of Group instead.
+	Type        layout.DType
+	Bits, Group int
+	// Positions is how many positions all sequences together may hold; memory is
+	// touched only as they fill.
+	Positions int
+	// Sequences is how many sequences (also stored ones) may hold state.
+	Sequences int
+}
+
+// Cache holds the pages and slots of one model on one backend.
+type Cache struct {
+	b      compute.Backend
+	specs  []compute.CacheSpec
+	kv     []compute.KV   // per spec; zero for state specs
+	state  []compute.View // per spec; zero for KV specs
+	group  []int          // per spec: its page group
+	groups []*group
+	slots  []int32 // free state slots
+	opts   Options
+
+	// Evict is asked to give pages back when the cache is full; it reports
+	// whether it freed anything. Nil means it never does.
+	Evict func() bool
+
+	scratch [2]*compute.Scratch // logs of verify steps; the last one lives until the next step
+	flip    int
+	pending *logged
+}
+
+// group is a set of layers that share page tables: those with the same window.
+type group struct {
+	window int // 0 = full
+	layers []int
+	refs   []int32 // per page
+	free   []int32
+	next   int32 // pages from here on were never used
+}
+
+// logged is a verify step whose state is not yet committed.
+type logged struct {
+	ops  []compute.StateCommit
+	seqs []*Seq
+	keep []int32
+}
+
+// New reserves the memory of a cache for a model with the given layers.
+func New(b compute.Backend, specs []compute.CacheSpec, o Options) (*Cache, error) {
+	if o.Positions <= 0 || o.Sequences <= 0 {
+		return nil, fmt.Errorf("cache for %d positions in %d sequences", o.Positions, o.Sequences)
+	}
+	c := &Cache{b: b, specs: specs, opts: o, kv: make([]compute.KV, len(specs)), state: make([]compute.View, len(specs)), group: make([]int, len(specs))}
+	pages := (o.Positions+compute.PageSize-1)/compute.PageSize + o.Sequences // each sequence may end inside a page
+	for i, s := range specs {
+		if s.Kind == compute.CacheState {
+			buf, err := b.Alloc(fmt.Sprintf("state %d", i), o.Sequences*s.Size*4)
+			if err != nil {
+				c.Close()
+				return nil, fmt.Errorf("state memory: %w", err)
+			}
+			c.state[i] = buf.Of(layout.F32, 0, o.Sequences, s.Size)
+			continue
+		}
+		kv := compute.KV{Pages: pages, Heads: s.Heads, KDim: s.KDim, VDim: s.VDim, VInK: s.VInK, Type: o.Type, Bits: o.Bits, Group: o.Group}
+		kBytes, vBytes := kv.PageBytes()
+		var err error
+		if kv.K, err = b.Alloc(fmt.Sprintf("keys %d", i), kBytes*pages); err == nil && vBytes > 0 {
+			kv.V, err = b.Alloc(fmt.Sprintf("values %d", i), vBytes*pages)
+		}
+		c.kv[i] = kv
+		if err != nil {
+			c.Close()
+			return nil, fmt.Errorf("memory for %d positions of context: %w", o.Positions, err)
+		}
+		c.group[i] = c.groupFor(s, pages)
+		g := c.groups[c.group[i]]
+		g.layers = append(g.layers, i)
+	}
+	for s := o.Sequences - 1; s >= 0; s-- {
+		c.slots = append(c.slots, int32(s))
+	}
+	c.scratch = [2]*compute.Scratch{compute.NewScratch(b), compute.NewScratch(b)}
+	return c, nil
+}
+
+func (c *Cache) groupFor(s compute.CacheSpec, pages int) int {
+	window := 0
+	if s.Kind == compute.CacheWindow {
+		window = s.Window
+	}
+	for i, g := range c.groups {
+		if g.window == window {
+			return i
+		}
+	}
+	c.groups = append(c.groups, &group{window: window, refs: make([]int32, pages)})
+	return len(c.groups) - 1
+}
+
+// Close frees the memory. Sequences of the cache must not be used afterwards.
+func (c *Cache) Close() {
+	for _, kv := range c.kv {
+		for _, b := range []*compute.Buffer{kv.K, kv.V} {
+			if b != nil {
+				b.Close()
+			}
+		}
+	}
+	for _, v := range c.state {
+		if v.Given() {
+			v.Buf.Close()
+		}
+	}
+	for _, s := range c.scratch {
+		if s != nil {
+			s.Close()
+		}
+	}
+}
+
+// Pages returns how many pages are in use and how many there are, over the
+// fullest group of layers.
+func (c *Cache) Pages() (used, total int) {
+	for _, g := range c.groups {
+		if u := int(g.next) - len(g.free); u >= used {
+			used, total = u, len(g.refs)
+		}
+	}
+	return used, total
+}
+
+// Slots returns how many state slots are in use.
+func (c *Cache) Slots() int { return c.opts.Sequences - len(c.slots) }
+
+// PositionBytes returns the memory of one position over all paged layers.
+func (c *Cache) PositionBytes() int64 {
+	var n int64
+	for _, kv := range c.kv {
+		if kv.K != nil {
+			k, v := kv.PageBytes()
+			n += int64(k + v)
+		}
+	}
+	return n / compute.PageSize
+}
+
+// Trimmable reports whether a stored sequence can be cut to any shorter length:
+// nothing recurrent, no window that forgets.
+func (c *Cache) Trimmable() bool {
+	for _, s := range c.specs {
+		if s.Kind != compute.CacheFull {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Cache) hasState() bool {
+	for _, s := range c.specs {
+		if s.Kind == compute.CacheState {
+			return true
+		}
+	}
+	return false
+}
+
+// page takes a free page of a group, evicting if need be.
+func (c *Cache) page(g *group) (int32, error) {
+	for {
+		if n := len(g.free); n > 0 {
+			p := g.free[n-1]
+			g.free = g.free[:n-1]
+			g.refs[p] = 1
+			return p, nil
+		}
+		if int(g.next) < len(g.refs) {
+			p := g.next
+			g.next++
+			g.refs[p] = 1
+			return p, nil
+		}
+		if c.Evict == nil || !c.Evict() {
+			return 0, ErrFull
+		}
+	}
+}
+
+func (g *group) drop(p int32) {
+	if p < 0 {
+		return
+	}
+	if g.refs[p]--; g.refs[p] == 0 {
+		g.free = append(g.free, p)
+	}
+}
+
+// copyPage copies a page of every layer of the group. No program that writes
+// the page may be in flight.
+func (c *Cache) copyPage(g *group, dst, src int32) {
+	for _, l := range g.layers {
+		k, v := c.kv[l].PageBytes()
+		copyRange(c.kv[l].K, int(dst)*k, int(src)*k, k)
+		if v > 0 {
+			copyRange(c.kv[l].V, int(dst)*v, int(src)*v, v)
+		}
+	}
+}
+
+func copyRange(b *compute.Buffer, dst, src, n int) { copy(b.Bytes[dst:dst+n], b.Bytes[src:src+n]) }
+
+// Seq is one sequence: its length and where its past lies.
+type Seq struct {
+	c      *Cache
+	length int
+	tables [][]int32 // per group: page of each block, -1 = dropped
+	slot   int32     // state slot, -1 = none
+}
+
+// NewSeq returns an empty sequence.
+func (c *Cache) NewSeq() (*Seq, error) {
+	s := &Seq{c: c, tables: make([][]int32, len(c.groups)), slot: -1}
+	if c.hasState() {
+		if err := c.takeSlot(s); err != nil {
+			return nil, err
+		}
+		for _, v := range c.state {
+			if v.Given() {
+				clear(v.F32(int(s.slot)))
+			}
+		}
+	}
+	return s, nil
+}
+
+func (c *Cache) takeSlot(s *Seq) error {
+	for len(c.slots) == 0 {
+		if c.Evict == nil || !c.Evict() {
+			return ErrFull
+		}
+	}
+	s.slot = c.slots[len(c.slots)-1]
+	c.slots = c.slots[:len(c.slots)-1]
+	return nil
+}
+
+// Len returns the number of committed positions.
+func (s *Seq) Len() int { return s.length }
+
+// Fork returns a sequence with the same past. Pages are shared and copied on
+// write; state is copied. Rows of a verify step must be committed before
+// (Settle).
+func (s *Seq) Fork() (*Seq, error) {
+	f := &Seq{c: s.c, length: s.length, tables: make([][]int32, len(s.tables)), slot: -1}
+	if s.slot >= 0 {
+		if err := s.c.takeSlot(f); err != nil {
+			return nil, err
+		}
+		for _, v := range s.c.state {
+			if v.Given() {
+				copy(v.F32(int(f.slot)), v.F32(int(s.slot)))
+			}
+		}
+	}
+	for i, t := range s.tables {
+		f.tables[i] = append([]int32(nil), t...)
+		for _, p := range t {
+			if p >= 0 {
+				s.c.groups[i].refs[p]++
+			}
+		}
+	}
+	return f, nil
+}
+
+// Truncate cuts a trimmable sequence to n positions (n <= Len).
+func (s *Seq) Truncate(n int) error {
+	if n < 0 || n > s.length {
+		return fmt.Errorf("cannot cut a sequence of %d positions to %d", s.length, n)
+	}
+	if n < s.length && !s.c.Trimmable() {
+		return errors.New("a sequence with recurrent or windowed layers cannot be cut")
+	}
+	s.length = n
+	s.release(blocks(n))
+	return nil
+}
+
+func blocks(n int) int { return (n + compute.PageSize - 1) / compute.PageSize }
+
+// release gives back the pages of blocks from keep on.
+func (s *Seq) release(keep int) {
+	for i, t := range s.tables {
+		for j := keep; j < len(t); j++ {
+			s.c.groups[i].drop(t[j])
+		}
+		if keep < len(t) {
+			s.tables[i] = t[:keep]
+		}
+	}
+}
+
+// Close gives back everything the sequence holds. Closing twice does nothing.
+func (s *Seq) Close() {
+	if s == nil || s.tables == nil {
+		return
+	}
+	s.release(0)
+	s.tables = nil
+	if s.slot >= 0 {
+		if p := s.c.pending; p != nil {
+			for i, q := range p.seqs {
+				if q == s {
+					p.keep[i] = 0
+				}
+			}
+		}
+		s.c.slots = append(s.c.slots, s.slot)
+		s.slot = -1
+	}
+}
+
+// Part is one sequence's share of a step.
+type Part struct {
+	Seq *Seq
+	// IDs are the tokens of the rows. Nil: N rows whose ids an earlier op writes
+	// into Step.Rows.IDs.
+	IDs []int32
+	N   int
+	// Block lets every row of the part see all of its rows; otherwise a row sees
+	// itself and what lies before.
+	Block bool
+	// Context limits rows to this many positions before the part; 0 = all.
+	Context int
+	// Verify keeps the way back open: Advance may be called with fewer rows.
+	Verify bool
+	// Prefill rows may use prefill kernels; they must come last.
+	Prefill bool
+}
+
+func (p Part) rows() int {
+	if p.IDs != nil {
+		return len(p.IDs)
+	}
+	return p.N
+}
+
+// Plan lays out a step: it makes room for the rows of every part, records into
+// prog the state commits that the step before left behind, and returns what the
+// forward pass reads. The step's rows count only once Seq.Advance says so.
+func (c *Cache) Plan(prog *compute.Program, params *compute.Params, parts []Part) (*compute.Step, error) {
+	st := &compute.Step{}
+	r := &st.Rows
+	r.Segments = len(parts)
+	var ids, pos, of, slots []int32
+	start := []int32{0}
+	r.Prefill = math.MaxInt
+	verify := false
+	for s, p := range parts {
+		n := p.rows()
+		if p.Prefill && r.Prefill == math.MaxInt {
+			r.Prefill = r.N
+		}
+		if err := p.Seq.reserve(n); err != nil {
+			return nil, err
+		}
+		for i := range n {
+			id := int32(0)
+			if p.IDs != nil {
+				id = p.IDs[i]
+			}
+			ids, pos, of = append(ids, id), append(pos, int32(p.Seq.length+i)), append(of, int32(s))
+		}
+		r.N += n
+		start = append(start, int32(r.N))
+		slots = append(slots, p.Seq.slot)
+		verify = verify || p.Verify
+	}
+	var err error
+	view := func(rows int, v []int32) compute.View {
+		w, e := params.Ints(rows, v)
+		if e != nil && err == nil {
+			err = e
+		}
+		return w
+	}
+	r.IDs, r.Pos, r.Of, r.Start = view(1, ids), view(1, pos), view(1, of), view(1, start)
+	slotView := view(1, slots)
+
+	pages := make([]compute.Pages, len(c.groups))
+	for g, grp := range c.groups {
+		width := 1
+		for _, p := range parts {
+			width = max(width, len(p.Seq.tables[g]))
+		}
+		table := make([]int32, 0, width*len(parts))
+		lo, hi := make([]int32, 0, r.N), make([]int32, 0, r.N)
+		for _, p := range parts {
+			table = append(table, p.Seq.tables[g]...)
+			for range width - len(p.Seq.tables[g]) {
+				table = append(table, -1)
+			}
+			n, base := p.rows(), p.Seq.length
+			for i := range n {
+				l, h := 0, base+i+1
+				if p.Block {
+					h = base + n
+				}
+				if grp.window > 0 {
+					l = max(l, base+i-grp.window+1)
+				}
+				if p.Context > 0 {
+					l = max(l, base-p.Context)
+				}
+				lo, hi = append(lo, int32(l)), append(hi, int32(h))
+			}
+		}
+		pages[g] = compute.Pages{Table: view(len(parts), table), Lo: view(1, lo), Hi: view(1, hi)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := c.commit(prog, params); err != nil {
+		return nil, err
+	}
+	c.flip = 1 - c.flip
+	c.scratch[c.flip].Reset()
+	for i, s := range c.specs {
+		if s.Kind != compute.CacheState {
+			st.Layers = append(st.Layers, compute.LayerCache{KV: c.kv[i], Pages: pages[c.group[i]]})
+			continue
+		}
+		state := compute.State{Mem: c.state[i], Slots: slotView}
+		if verify {
+			if state.Log, err = c.scratch[c.flip].F32(r.N, s.Log); err != nil {
+				return nil, err
+			}
+		}
+		st.Layers = append(st.Layers, compute.LayerCache{State: state})
+	}
+	return st, nil
+}
+
+// Ran tells the cache that the step's program has been recorded, so that its
+// logged state can be committed later. Rows are all kept unless Seq.Advance
+// says otherwise.
+func (c *Cache) Ran(st *compute.Step, parts []Part) {
+	if len(st.Logged) == 0 {
+		return
+	}
+	p := &logged{ops: st.Logged}
+	for _, part := range parts {
+		p.seqs, p.keep = append(p.seqs, part.Seq), append(p.keep, int32(part.rows()))
+	}
+	c.pending = p
+}
+
+// commit records the state commits of the step before.
+func (c *Cache) commit(prog *compute.Program, params *compute.Params) error {
+	if c.pending == nil {
+		return nil
+	}
+	keep, err := params.Ints(1, c.pending.keep)
+	if err != nil {
+		return err
+	}
+	for _, op := range c.pending.ops {
+		op.Keep = keep
+		prog.Add(op)
+	}
+	c.pending = nil
+	return nil
+}
+
+// Settle runs the state commits that the last step left behind, so that states
+// can be read, copied or stored.
+func (c *Cache) Settle(params *compute.Params) error {
+	if c.pending == nil {
+		return nil
+	}
+	var prog compute.Program
+	prog.Reset("commit")
+	if err := c.commit(&prog, params); err != nil {
+		return err
+	}
+	return compute.Run(c.b, &prog, nil)
+}
+
+// reserve makes room for n more positions: writable pages for each of them.
+func (s *Seq) reserve(n int) error {
+	if n == 0 {
+		return nil
+	}
+	first, last := s.length/compute.PageSize, (s.length+n-1)/compute.PageSize
+	for i, g := range s.c.groups {
+		for j := first; j <= last; j++ {
+			if j < len(s.tables[i]) {
+				p := s.tables[i][j]
+				if p >= 0 && g.refs[p] > 1 { // shared: copy on write
+					q, err := s.c.page(g)
+					if err != nil {
+						return err
+					}
+					s.c.copyPage(g, q, p)
+					g.drop(p)
+					s.tables[i][j] = q
+				}
+				continue
+			}
+			p, err := s.c.page(g)
+			if err != nil {
+				return err
+			}
+			s.tables[i] = append(s.tables[i], p)
+		}
+	}
+	return nil
+}
+
+// Advance commits the first keep rows of the sequence's last step; the others
+// never were.
+func (s *Seq) Advance(keep int) {
+	s.length += keep
+	if p := s.c.pending; p != nil {
+		for i, q := range p.seqs {
+			if q == s {
+				p.keep[i] = int32(keep)
+			}
+		}
+	}
+	s.release(blocks(s.length))
+	for i, g := range s.c.groups {
+		if g.window == 0 {
+			continue
+		}
+		// The next row stands at length and sees length-window+1 and later.
+		for j := 0; j < len(s.tables[i]) && (j+1)*compute.PageSize <= s.length-g.window+1; j++ {
+			if p := s.tables[i][j]; p >= 0 {
+				g.drop(p)
+				s.tables[i][j] = -1
+			}
+		}
+	}
+}
