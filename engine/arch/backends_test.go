@@ -1,0 +1,13 @@
+package arch
+
+import (
+	"testing"
+
+	"sparkbar/engine/compute"
+)
+
+// backends are those that every golden must pass on.
+func backends(t *testing.T) []compute.Backend {
+	t.Helper()
+	return []compute.Backend{compute.NewReference()}
+}
