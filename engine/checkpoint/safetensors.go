@@ -244,6 +244,10 @@ func parseSafetensors(file []byte) ([]*entry, map[string]string, error) {
 		}
 		seen[name] = true
 		if name == "__metadata__" {
+			if s.peek() == 'n' { // mlx writes null for an empty map
+				_, err := s.value()
+				return err
+			}
 			return s.object(func(key string) error {
 				v, err := s.value()
 				if text, ok := v.(string); ok {
