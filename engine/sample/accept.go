@@ -25,7 +25,7 @@ func AcceptGreedy(draft, argmax []int32) int {
 //
 // rng is read once for all acceptance decisions, then once for next. scratch
 // holds the residual; its content is overwritten.
-func Accept(draft []int32, q, p []Dist, rng *RNG, scratch *Scratch) (n int, next int32) {
+func Accept(draft []int32, q, p []Dist, rng Source, scratch *Scratch) (n int, next int32) {
 	scratch.u = grow(scratch.u, len(draft))
 	if len(draft) > 0 {
 		rng.Uniforms(scratch.u)
@@ -41,7 +41,7 @@ func Accept(draft []int32, q, p []Dist, rng *RNG, scratch *Scratch) (n int, next
 		}
 		last = &scratch.r
 	}
-	return n, last.Sample(rng.Uniform())
+	return n, rng.Draw(last)
 }
 
 // Scratch is the reusable memory of [Accept]. The zero value is ready.

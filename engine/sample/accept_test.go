@@ -72,7 +72,7 @@ func TestGammaQ(t *testing.T) {
 }
 
 // acceptRule is one round: it returns the tokens that the round commits.
-type acceptRule func(draft []int32, q, p []Dist, rng *RNG, scratch *Scratch) (int, int32)
+type acceptRule func(draft []int32, q, p []Dist, rng Source, scratch *Scratch) (int, int32)
 
 // roundsP plays many rounds of a block of two drafts over a vocabulary of 12
 // and compares the first three committed tokens, drawn on from p where a
@@ -163,13 +163,13 @@ func TestAcceptReproducesTheTargetDistribution(t *testing.T) {
 // Wrong rules that look plausible must be found by the same test.
 func TestBiasedAcceptanceIsDetected(t *testing.T) {
 	rules := map[string]acceptRule{
-		"after a rejection draw from p instead of the residual": func(draft []int32, q, p []Dist, rng *RNG, s *Scratch) (int, int32) {
+		"after a rejection draw from p instead of the residual": func(draft []int32, q, p []Dist, rng Source, s *Scratch) (int, int32) {
 			u := make([]float32, len(draft))
 			rng.Uniforms(u)
 			n := accepted(draft, q, p, u)
 			return n, p[n].Sample(rng.Uniform())
 		},
-		"accept 15 % too often": func(draft []int32, q, p []Dist, rng *RNG, s *Scratch) (int, int32) {
+		"accept 15 % too often": func(draft []int32, q, p []Dist, rng Source, s *Scratch) (int, int32) {
 			u := make([]float32, len(draft))
 			rng.Uniforms(u)
 			for i := range u {
@@ -188,7 +188,7 @@ func TestBiasedAcceptanceIsDetected(t *testing.T) {
 			}
 			return n, r.Sample(rng.Uniform())
 		},
-		"accept whenever the target's own sample agrees, else keep the draft's distribution": func(draft []int32, q, p []Dist, rng *RNG, s *Scratch) (int, int32) {
+		"accept whenever the target's own sample agrees, else keep the draft's distribution": func(draft []int32, q, p []Dist, rng Source, s *Scratch) (int, int32) {
 			for i, d := range draft {
 				if p[i].Prob(d) < 0.02 {
 					return i, p[i].Sample(rng.Uniform())

@@ -14,6 +14,19 @@ type RNG struct {
 	key [2]uint32
 }
 
+// Source is where a request's random decisions come from: its RNG, or a replay
+// of recorded ones.
+type Source interface {
+	// Uniform draws one number in [0, 1), Uniforms fills u with such numbers.
+	Uniform() float32
+	Uniforms(u []float32)
+	// Draw draws a token of d.
+	Draw(d *Dist) int32
+}
+
+// Draw draws a token by the inverse CDF, with one uniform number.
+func (r *RNG) Draw(d *Dist) int32 { return d.Sample(r.Uniform()) }
+
 // NewRNG returns the stream that mx.random.seed(seed) starts.
 func NewRNG(seed uint64) *RNG {
 	return &RNG{key: [2]uint32{uint32(seed >> 32), uint32(seed)}}

@@ -36,20 +36,20 @@ func (s *Sampler) Greedy() bool { return s.invT == 0 || math.IsInf(float64(s.inv
 // Next draws the next token from a row of logits (after penalties). The
 // stream is read once for XTC when that is on, then once for the draw; greedy
 // decoding does not touch it.
-func (s *Sampler) Next(row []float32, rng *RNG) (int32, error) {
+func (s *Sampler) Next(row []float32, rng Source) (int32, error) {
 	if err := s.Dist(&s.d, row, rng); err != nil {
 		return 0, err
 	}
 	if s.Greedy() {
 		return s.d.id(0), nil
 	}
-	return s.d.Sample(rng.Uniform()), nil
+	return rng.Draw(&s.d), nil
 }
 
 // Dist computes the distribution the next token of row is drawn from. The
 // row is not changed. rng decides whether XTC applies and is otherwise not
 // read. The error is [ErrLogits].
-func (s *Sampler) Dist(d *Dist, row []float32, rng *RNG) error {
+func (s *Sampler) Dist(d *Dist, row []float32, rng Source) error {
 	maxLogit := float32(math.Inf(-1))
 	for _, x := range row {
 		if x > maxLogit {
