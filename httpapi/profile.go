@@ -1,0 +1,117 @@
+package httpapi
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// Profile holds everything that differs on the wire between the servers that
+// this one stands in for. Handlers read its fields and never its name.
+type Profile struct {
+	Name string
+
+	// ErrorBody dresses an error. EngineStatus is the status of an error that
+	// comes up in the engine, after the request was validated here.
+	ErrorBody    func(dialect, *apiError) any
+	EngineStatus func(*apiError) int
+
+	// Texts of validation: a body that is not JSON or not an object, a value
+	// of the wrong type or out of range, a missing prompt.
+	BadJSON, NotAnObject string
+	TypeMessage          func(field, want string) string
+	ValueMessage         func(field, rule string) string
+	NoMessages, NoPrompt string
+
+	// Smallest max_tokens and top_k that are accepted; 0 tokens mean the
+	// default, and any top_k below 1 means off.
+	MinMaxTokens, MinTopK int64
+	// Largest top_logprobs, and largest integer in logprobs (0 = only booleans).
+	MaxTopLogprobs, MaxLogprobs int64
+
+	// Defaults of a request that says nothing; 0 and nil leave it to the engine.
+	MaxTokens     int
+	Temperature   *float64
+	PenaltyWindow *int
+
+	// ReasoningKeys are the names that carry reasoning in messages and deltas.
+	ReasoningKeys []string
+	// NullContent writes null instead of "" for an answer without text.
+	NullContent bool
+	// RoleInEveryDelta repeats the role in all chunks of a chat stream.
+	RoleInEveryDelta bool
+	// UsageChunkObject is the object name of the usage chunk, "" = as the others.
+	UsageChunkObject string
+	// Extras adds x_mlx_dspark and the extra fields of /v1/models.
+	Extras bool
+}
+
+// SparkbarProfile is the default: the routes of mlx-dspark with the request
+// fields of both mlx-dspark and mlx_lm.server.
+func SparkbarProfile() Profile {
+	words := map[string]string{"string": "a string", "boolean": "a boolean", "number": "a number",
+		"integer": "an integer", "list": "a list", "object": "an object"}
+	return Profile{
+		Name:         "sparkbar",
+		ErrorBody:    envelope,
+		EngineStatus: func(e *apiError) int { return e.Status },
+		BadJSON:      "invalid JSON body",
+		NotAnObject:  "the JSON body must be an object",
+		TypeMessage: func(field, want string) string {
+			if w, ok := words[want]; ok {
+				want = w
+			}
+			return fmt.Sprintf("'%s' must be %s", field, want)
+		},
+		ValueMessage:   func(field, rule string) string { return fmt.Sprintf("'%s' %s", field, rule) },
+		NoMessages:     "'messages' must be a non-empty list",
+		NoPrompt:       "'prompt' must be a string",
+		MinTopK:        -1 << 31,
+		MaxTopLogprobs: 20, MaxLogprobs: 10,
+		ReasoningKeys: []string{"reasoning_content", "reasoning"},
+		Extras:        true,
+	}
+}
+
+// MLXLMProfile answers OpenAI routes in the manner of mlx_lm.server.
+func MLXLMProfile() Profile {
+	zero, window := 0.0, 20
+	words := map[string]string{"string": "str", "boolean": "bool", "number": "('float', 'int')",
+		"integer": "int", "list": "list", "object": "dict"}
+	return Profile{
+		Name: "mlx-lm",
+		ErrorBody: func(_ dialect, e *apiError) any {
+			return struct {
+				Error string `json:"error"`
+			}{e.Message}
+		},
+		EngineStatus: func(e *apiError) int {
+			// That server answers 404 to whatever fails behind its validation;
+			// requests that would end its worker are refused by field instead.
+			if e.Status == http.StatusBadRequest && e.Field != "" && !strings.HasPrefix(e.Field, "messages") {
+				return http.StatusBadRequest
+			}
+			return http.StatusNotFound
+		},
+		BadJSON:     "Invalid JSON in request body",
+		NotAnObject: "Request should be a JSON dictionary",
+		TypeMessage: func(field, want string) string {
+			if w, ok := words[want]; ok {
+				want = w
+			}
+			return fmt.Sprintf("%s must be of type %s", field, want)
+		},
+		ValueMessage:     func(field, rule string) string { return field + " " + rule },
+		NoMessages:       "Request did not contain messages",
+		NoPrompt:         "Request did not contain a prompt",
+		MinMaxTokens:     1,
+		MaxTopLogprobs:   11,
+		MaxTokens:        512,
+		Temperature:      &zero,
+		PenaltyWindow:    &window,
+		ReasoningKeys:    []string{"reasoning"},
+		NullContent:      true,
+		RoleInEveryDelta: true,
+		UsageChunkObject: "chat.completion",
+	}
+}
