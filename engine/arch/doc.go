@@ -9,7 +9,7 @@
 //
 // forward.go holds the few phrases that forward passes are written in (a norm,
 // a linear map, attention over the cache, the residual tap); rope.go the rotary
-// frequencies of every scaling kind; load.go the weight loader.
+// frequencies of every scaling kind; load.go the weight Loader.
 //
 // Never here: kernels, caching policy, sampling, text.
 //

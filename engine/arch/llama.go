@@ -23,7 +23,7 @@ type llamaConfig struct {
 	window                int
 }
 
-func readLlama(cfg checkpoint.Config, l *loader) llamaConfig {
+func readLlama(cfg checkpoint.Config, l *Loader) llamaConfig {
 	c := llamaConfig{
 		hidden:      cfg.Int("hidden_size"),
 		layers:      cfg.Int("num_hidden_layers"),
@@ -40,9 +40,9 @@ func readLlama(cfg checkpoint.Config, l *loader) llamaConfig {
 		layerTypes:  cfg.Strings("layer_types"),
 		window:      cfg.IntOr("sliding_window", 0),
 	}
-	l.positive("hidden_size", c.hidden)
-	l.positive("num_attention_heads", c.heads)
-	l.positive("vocab_size", c.vocab)
+	l.Positive("hidden_size", c.hidden)
+	l.Positive("num_attention_heads", c.heads)
+	l.Positive("vocab_size", c.vocab)
 	if l.err != nil {
 		return c
 	}
@@ -50,17 +50,17 @@ func readLlama(cfg checkpoint.Config, l *loader) llamaConfig {
 	c.dim = cfg.IntOr("head_dim", c.hidden/c.heads)
 	l.heads(c.heads, c.kvHeads, c.dim)
 	if len(c.layerTypes) > 0 && len(c.layerTypes) != c.layers {
-		l.fail("%w: layer_types has %d entries for %d layers", errConfig, len(c.layerTypes), c.layers)
+		l.Fail("%w: layer_types has %d entries for %d layers", errConfig, len(c.layerTypes), c.layers)
 	}
 	return c
 }
 
 // heads checks that query heads divide into key/value heads of a sane size.
-func (l *loader) heads(heads, kvHeads, dim int) {
-	l.positive("num_key_value_heads", kvHeads)
-	l.positive("head_dim", dim)
+func (l *Loader) heads(heads, kvHeads, dim int) {
+	l.Positive("num_key_value_heads", kvHeads)
+	l.Positive("head_dim", dim)
 	if l.err == nil && heads%kvHeads != 0 {
-		l.fail("%w: %d attention heads do not divide into %d key/value heads", errConfig, heads, kvHeads)
+		l.Fail("%w: %d attention heads do not divide into %d key/value heads", errConfig, heads, kvHeads)
 	}
 }
 
@@ -71,33 +71,33 @@ type llamaLayer struct {
 }
 
 // llama is also mistral, iquestcoder and xverse.
-func llama(cfg checkpoint.Config, l *loader) *Model {
+func llama(cfg checkpoint.Config, l *Loader) *Model {
 	c := readLlama(cfg, l)
 	m := &Model{Hidden: c.hidden, Vocab: c.vocab, Layers: c.layers, Context: c.context, EmbedScale: 1}
 
-	m.Embedding = l.weight("model.embed_tokens", c.vocab, c.hidden)
+	m.Embedding = l.Weight("model.embed_tokens", c.vocab, c.hidden)
 	m.Head = m.Embedding
 	if !c.tied {
-		m.Head = l.weight("lm_head", c.vocab, c.hidden)
+		m.Head = l.Weight("lm_head", c.vocab, c.hidden)
 	}
-	l.drop(func(n string) bool {
+	l.Drop(func(n string) bool {
 		return strings.HasSuffix(n, "rotary_emb.inv_freq") || c.tied && strings.HasPrefix(n, "lm_head.")
 	})
-	norm := l.vector("model.norm.weight", c.hidden)
-	rope := l.rope(cfg, c.dim, c.theta, c.interleaved)
+	norm := l.Vector("model.norm.weight", c.hidden)
+	rope := l.Rope(cfg, c.dim, c.theta, c.interleaved)
 	var layers []llamaLayer
 	for i := 0; i < c.layers && l.err == nil; i++ {
 		p := fmt.Sprintf("model.layers.%d.", i)
 		layers = append(layers, llamaLayer{
-			attnNorm: l.vector(p+"input_layernorm.weight", c.hidden),
-			mlpNorm:  l.vector(p+"post_attention_layernorm.weight", c.hidden),
-			q:        l.linear(p+"self_attn.q_proj", c.heads*c.dim, c.hidden, c.attnBias),
-			k:        l.linear(p+"self_attn.k_proj", c.kvHeads*c.dim, c.hidden, c.attnBias),
-			v:        l.linear(p+"self_attn.v_proj", c.kvHeads*c.dim, c.hidden, c.attnBias),
-			o:        l.linear(p+"self_attn.o_proj", c.hidden, c.heads*c.dim, c.attnBias),
-			gate:     l.linear(p+"mlp.gate_proj", c.inter, c.hidden, c.mlpBias),
-			up:       l.linear(p+"mlp.up_proj", c.inter, c.hidden, c.mlpBias),
-			down:     l.linear(p+"mlp.down_proj", c.hidden, c.inter, c.mlpBias),
+			attnNorm: l.Vector(p+"input_layernorm.weight", c.hidden),
+			mlpNorm:  l.Vector(p+"post_attention_layernorm.weight", c.hidden),
+			q:        l.Linear(p+"self_attn.q_proj", c.heads*c.dim, c.hidden, c.attnBias),
+			k:        l.Linear(p+"self_attn.k_proj", c.kvHeads*c.dim, c.hidden, c.attnBias),
+			v:        l.Linear(p+"self_attn.v_proj", c.kvHeads*c.dim, c.hidden, c.attnBias),
+			o:        l.Linear(p+"self_attn.o_proj", c.hidden, c.heads*c.dim, c.attnBias),
+			gate:     l.Linear(p+"mlp.gate_proj", c.inter, c.hidden, c.mlpBias),
+			up:       l.Linear(p+"mlp.up_proj", c.inter, c.hidden, c.mlpBias),
+			down:     l.Linear(p+"mlp.down_proj", c.hidden, c.inter, c.mlpBias),
 		})
 		kind := "full_attention"
 		if len(c.layerTypes) > 0 && i < len(c.layerTypes) {
@@ -131,15 +131,15 @@ func llama(cfg checkpoint.Config, l *loader) *Model {
 }
 
 // attentionCache is the cache of one attention layer of the given layer type.
-func (l *loader) attentionCache(kind string, kvHeads, dim, window int) compute.CacheSpec {
+func (l *Loader) attentionCache(kind string, kvHeads, dim, window int) compute.CacheSpec {
 	s := compute.CacheSpec{Kind: compute.CacheFull, Heads: kvHeads, KDim: dim, VDim: dim}
 	switch kind {
 	case "full_attention":
 	case "sliding_attention":
 		s.Kind, s.Window = compute.CacheWindow, window
-		l.positive("sliding_window", window)
+		l.Positive("sliding_window", window)
 	default:
-		l.fail("%w: layer type %q is not supported here", errConfig, kind)
+		l.Fail("%w: layer type %q is not supported here", errConfig, kind)
 	}
 	return s
 }

@@ -17,9 +17,10 @@ type Linear struct {
 	Bias compute.View
 }
 
-// loader hands tensors of a checkpoint to a backend. The first error sticks;
-// calls after it return empty values, so a family reads without error checks.
-type loader struct {
+// Loader hands tensors of a checkpoint to a backend. The first error sticks;
+// calls after it return empty values, so a family (or a drafter) reads without
+// error checks and asks for Err at the end.
+type Loader struct {
 	c       *checkpoint.Checkpoint
 	b       compute.Backend
 	err     error
@@ -29,22 +30,30 @@ type loader struct {
 	bytes   int64
 }
 
-func newLoader(c *checkpoint.Checkpoint, b compute.Backend) *loader {
-	return &loader{c: c, b: b, used: map[string]bool{}}
+// NewLoader returns a loader for an opened checkpoint.
+func NewLoader(c *checkpoint.Checkpoint, b compute.Backend) *Loader {
+	return &Loader{c: c, b: b, used: map[string]bool{}}
 }
 
-func (l *loader) fail(format string, args ...any) {
+// Err returns the first error.
+func (l *Loader) Err() error { return l.err }
+
+// Bytes returns the storage of everything loaded so far.
+func (l *Loader) Bytes() int64 { return l.bytes }
+
+// Fail remembers an error, unless there is one already.
+func (l *Loader) Fail(format string, args ...any) {
 	if l.err == nil {
 		l.err = fmt.Errorf(format, args...)
 	}
 }
 
-// has reports whether the checkpoint has a tensor.
-func (l *loader) has(name string) bool { return l.c.Has(name) }
+// Has reports whether the checkpoint has a tensor.
+func (l *Loader) Has(name string) bool { return l.c.Has(name) }
 
-// weight loads the matrix name+".weight" (dense or quantized) of the given
+// Weight loads the matrix name+".weight" (dense or quantized) of the given
 // logical shape.
-func (l *loader) weight(name string, rows, cols int) *compute.Weight {
+func (l *Loader) Weight(name string, rows, cols int) *compute.Weight {
 	for _, part := range []string{".weight", ".scales", ".biases"} {
 		l.used[name+part] = true
 	}
@@ -57,13 +66,13 @@ func (l *loader) weight(name string, rows, cols int) *compute.Weight {
 		return empty(rows, cols)
 	}
 	if m.Batch != 0 || m.Rows != rows || m.Cols != cols {
-		l.fail("tensor %s.weight is %s, but the configuration asks for %dx%d; the folder mixes files of different models or config.json was edited",
+		l.Fail("tensor %s.weight is %s, but the configuration asks for %dx%d; the folder mixes files of different models or config.json was edited",
 			name, shapeOf(m.Batch, m.Rows, m.Cols), rows, cols)
 		return empty(rows, cols)
 	}
 	w, err := l.b.Load(m)
 	if err != nil {
-		l.fail("tensor %s.weight: %w", name, err)
+		l.Fail("tensor %s.weight: %w", name, err)
 		return empty(rows, cols)
 	}
 	l.weights = append(l.weights, w)
@@ -87,17 +96,17 @@ func matrixBytes(m layout.Matrix) int64 {
 	return int64(len(m.Weight) + len(m.Scales) + len(m.Biases))
 }
 
-// linear loads a weight and, when asked for, name+".bias".
-func (l *loader) linear(name string, out, in int, bias bool) Linear {
-	lin := Linear{W: l.weight(name, out, in)}
+// Linear loads a weight and, when asked for, name+".bias".
+func (l *Loader) Linear(name string, out, in int, bias bool) Linear {
+	lin := Linear{W: l.Weight(name, out, in)}
 	if bias {
-		lin.Bias = l.vector(name+".bias", out)
+		lin.Bias = l.Vector(name+".bias", out)
 	}
 	return lin
 }
 
-// vector loads a tensor of n elements as float32.
-func (l *loader) vector(name string, n int) compute.View {
+// Vector loads a tensor of n elements as float32.
+func (l *Loader) Vector(name string, n int) compute.View {
 	l.used[name] = true
 	if l.err != nil {
 		return compute.View{}
@@ -111,21 +120,21 @@ func (l *loader) vector(name string, n int) compute.View {
 		v, err = t.Float32()
 	}
 	if err != nil {
-		l.fail("%w", err)
+		l.Fail("%w", err)
 		return compute.View{}
 	}
 	l.bytes += int64(len(t.Data))
-	return l.constant(name, v)
+	return l.Constant(name, v)
 }
 
-// constant puts numbers that come from the configuration on the device.
-func (l *loader) constant(name string, v []float32) compute.View {
+// Constant puts numbers that come from the configuration on the device.
+func (l *Loader) Constant(name string, v []float32) compute.View {
 	if l.err != nil {
 		return compute.View{}
 	}
 	buf, err := l.b.Alloc(name, max(len(v), 1)*4)
 	if err != nil {
-		l.fail("%s: %w", name, err)
+		l.Fail("%s: %w", name, err)
 		return compute.View{}
 	}
 	l.buffers = append(l.buffers, buf)
@@ -134,8 +143,8 @@ func (l *loader) constant(name string, v []float32) compute.View {
 	return w
 }
 
-// drop marks tensors that the family does not read.
-func (l *loader) drop(match func(name string) bool) {
+// Drop marks tensors that the family does not read.
+func (l *Loader) Drop(match func(name string) bool) {
 	for _, n := range l.c.Names() {
 		if match(n) {
 			l.used[n] = true
@@ -143,9 +152,9 @@ func (l *loader) drop(match func(name string) bool) {
 	}
 }
 
-// finish reports tensors that nobody asked for: a sign of a checkpoint that
+// Finish reports tensors that nobody asked for: a sign of a checkpoint that
 // would run wrongly rather than not at all.
-func (l *loader) finish() {
+func (l *Loader) Finish() {
 	if l.err != nil {
 		return
 	}
@@ -166,7 +175,8 @@ func (l *loader) finish() {
 	l.err = fmt.Errorf("%d tensors do not belong to this model type (%s, ...); check that config.json and the weights are of the same model", len(left), strings.Join(shown, ", "))
 }
 
-func (l *loader) close() {
+// Close gives everything back to the backend.
+func (l *Loader) Close() {
 	for _, w := range l.weights {
 		l.b.Unload(w)
 	}
@@ -178,9 +188,9 @@ func (l *loader) close() {
 
 var errConfig = errors.New("config.json")
 
-// positive checks sizes that everything else is computed from.
-func (l *loader) positive(what string, n int) {
+// Positive checks sizes that everything else is computed from.
+func (l *Loader) Positive(what string, n int) {
 	if n <= 0 {
-		l.fail("%w: %s must be positive, is %d", errConfig, what, n)
+		l.Fail("%w: %s must be positive, is %d", errConfig, what, n)
 	}
 }

@@ -35,12 +35,12 @@ type Model struct {
 	ActiveBytes int64
 
 	forward func(*Forward)
-	load    *loader
+	load    *Loader
 }
 
 // family builds a model from an opened checkpoint: its own configuration, its
 // weights through l, and the forward pass.
-type family func(cfg checkpoint.Config, l *loader) *Model
+type family func(cfg checkpoint.Config, l *Loader) *Model
 
 // families maps a model_type to its file.
 var families = map[string]family{
@@ -70,14 +70,14 @@ func Load(c *checkpoint.Checkpoint, b compute.Backend) (*Model, error) {
 	if build == nil {
 		return nil, unknownType(c.Path(), kind)
 	}
-	l := newLoader(c, b)
+	l := NewLoader(c, b)
 	m := build(cfg, l)
 	if err := cfg.Err(); err != nil && l.err == nil {
 		l.err = err
 	}
-	l.finish()
+	l.Finish()
 	if l.err != nil {
-		l.close()
+		l.Close()
 		return nil, fmt.Errorf("%s: %w", c.Path(), l.err)
 	}
 	m.Type, m.load = kind, l
@@ -129,4 +129,4 @@ func (m *Model) Forward(f *Forward) {
 }
 
 // Close gives the weights back to the backend.
-func (m *Model) Close() { m.load.close() }
+func (m *Model) Close() { m.load.Close() }

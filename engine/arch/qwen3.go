@@ -16,42 +16,42 @@ type qwen3Layer struct {
 	qNorm, kNorm compute.View
 }
 
-func qwen3(cfg checkpoint.Config, l *loader) *Model {
+func qwen3(cfg checkpoint.Config, l *Loader) *Model {
 	c := readLlama(cfg, l)
 	c.dim = cfg.Int("head_dim")
 	c.context = cfg.Int("max_position_embeddings")
 	c.tied = cfg.Bool("tie_word_embeddings")
 	if c.theta = ropeTheta(cfg, 0); c.theta == 0 {
-		l.fail("%w: rope_theta is missing", errConfig)
+		l.Fail("%w: rope_theta is missing", errConfig)
 	}
 	l.heads(c.heads, c.kvHeads, c.dim)
 	m := &Model{Hidden: c.hidden, Vocab: c.vocab, Layers: c.layers, Context: c.context, EmbedScale: 1}
 
-	m.Embedding = l.weight("model.embed_tokens", c.vocab, c.hidden)
+	m.Embedding = l.Weight("model.embed_tokens", c.vocab, c.hidden)
 	m.Head = m.Embedding
 	if !c.tied {
-		m.Head = l.weight("lm_head", c.vocab, c.hidden)
+		m.Head = l.Weight("lm_head", c.vocab, c.hidden)
 	}
-	l.drop(func(n string) bool { return c.tied && strings.HasPrefix(n, "lm_head.") })
-	norm := l.vector("model.norm.weight", c.hidden)
-	rope := l.rope(cfg, c.dim, c.theta, false)
+	l.Drop(func(n string) bool { return c.tied && strings.HasPrefix(n, "lm_head.") })
+	norm := l.Vector("model.norm.weight", c.hidden)
+	rope := l.Rope(cfg, c.dim, c.theta, false)
 	var layers []qwen3Layer
 	for i := 0; i < c.layers && l.err == nil; i++ {
 		p := fmt.Sprintf("model.layers.%d.", i)
 		layers = append(layers, qwen3Layer{
 			llamaLayer: llamaLayer{
-				attnNorm: l.vector(p+"input_layernorm.weight", c.hidden),
-				mlpNorm:  l.vector(p+"post_attention_layernorm.weight", c.hidden),
-				q:        l.linear(p+"self_attn.q_proj", c.heads*c.dim, c.hidden, false),
-				k:        l.linear(p+"self_attn.k_proj", c.kvHeads*c.dim, c.hidden, false),
-				v:        l.linear(p+"self_attn.v_proj", c.kvHeads*c.dim, c.hidden, false),
-				o:        l.linear(p+"self_attn.o_proj", c.hidden, c.heads*c.dim, false),
-				gate:     l.linear(p+"mlp.gate_proj", c.inter, c.hidden, false),
-				up:       l.linear(p+"mlp.up_proj", c.inter, c.hidden, false),
-				down:     l.linear(p+"mlp.down_proj", c.hidden, c.inter, false),
+				attnNorm: l.Vector(p+"input_layernorm.weight", c.hidden),
+				mlpNorm:  l.Vector(p+"post_attention_layernorm.weight", c.hidden),
+				q:        l.Linear(p+"self_attn.q_proj", c.heads*c.dim, c.hidden, false),
+				k:        l.Linear(p+"self_attn.k_proj", c.kvHeads*c.dim, c.hidden, false),
+				v:        l.Linear(p+"self_attn.v_proj", c.kvHeads*c.dim, c.hidden, false),
+				o:        l.Linear(p+"self_attn.o_proj", c.hidden, c.heads*c.dim, false),
+				gate:     l.Linear(p+"mlp.gate_proj", c.inter, c.hidden, false),
+				up:       l.Linear(p+"mlp.up_proj", c.inter, c.hidden, false),
+				down:     l.Linear(p+"mlp.down_proj", c.hidden, c.inter, false),
 			},
-			qNorm: l.vector(p+"self_attn.q_norm.weight", c.dim),
-			kNorm: l.vector(p+"self_attn.k_norm.weight", c.dim),
+			qNorm: l.Vector(p+"self_attn.q_norm.weight", c.dim),
+			kNorm: l.Vector(p+"self_attn.k_norm.weight", c.dim),
 		})
 		m.Caches = append(m.Caches, l.attentionCache("full_attention", c.kvHeads, c.dim, 0))
 	}

@@ -14,15 +14,15 @@ type Rope struct {
 	Interleaved bool
 }
 
-// rope builds the table for dim rotated dimensions. The kind is read from
+// Rope builds the table for dim rotated dimensions. The kind is read from
 // rope_parameters or rope_scaling, key type or rope_type (see ropeFrequencies).
-func (l *loader) rope(cfg checkpoint.Config, dim int, theta float64, interleaved bool) Rope {
+func (l *Loader) Rope(cfg checkpoint.Config, dim int, theta float64, interleaved bool) Rope {
 	scaling := cfg.Sub("rope_parameters")
 	if scaling.Empty() {
 		scaling = cfg.Sub("rope_scaling")
 	}
 	freq, mul := ropeFrequencies(l, scaling, dim, theta, cfg.IntOr("max_position_embeddings", 0))
-	return Rope{Freq: l.constant("rope frequencies", freq), Mul: mul, Interleaved: interleaved}
+	return Rope{Freq: l.Constant("rope frequencies", freq), Mul: mul, Interleaved: interleaved}
 }
 
 // ropeTheta reads the base: rope_parameters.rope_theta, else rope_theta, else def.
@@ -34,14 +34,14 @@ func ropeTheta(cfg checkpoint.Config, def float64) float64 {
 // the rotated dimensions, for the scaling kinds of Hugging Face configurations:
 // default, linear, llama3 (Llama 3.1 model card), yarn (Peng et al. 2023),
 // longrope (Ding et al. 2024), proportional.
-func ropeFrequencies(l *loader, s checkpoint.Config, dim int, theta float64, maxPosition int) ([]float32, float32) {
+func ropeFrequencies(l *Loader, s checkpoint.Config, dim int, theta float64, maxPosition int) ([]float32, float32) {
 	kind := s.StringOr("type", s.StringOr("rope_type", "default"))
-	l.positive("rotary dimensions", dim/2)
+	l.Positive("rotary dimensions", dim/2)
 	if l.err != nil {
 		return nil, 1
 	}
 	if theta <= 0 || math.IsInf(theta, 0) || math.IsNaN(theta) {
-		l.fail("%w: rope_theta must be a positive number, is %v", errConfig, theta)
+		l.Fail("%w: rope_theta must be a positive number, is %v", errConfig, theta)
 		return nil, 1
 	}
 	wave := make([]float64, dim/2) // positions per radian
@@ -51,7 +51,7 @@ func ropeFrequencies(l *loader, s checkpoint.Config, dim int, theta float64, max
 	mul := 1.0
 	factor := s.FloatOr("factor", 1)
 	if factor <= 0 {
-		l.fail("%w: rope factor must be positive, is %v", errConfig, factor)
+		l.Fail("%w: rope factor must be positive, is %v", errConfig, factor)
 		return nil, 1
 	}
 	switch kind {
@@ -80,7 +80,7 @@ func ropeFrequencies(l *loader, s checkpoint.Config, dim int, theta float64, max
 	case "longrope", "su":
 		long := s.Floats("long_factor")
 		if len(long) != len(wave) {
-			l.fail("%w: rope long_factor has %d entries for %d pairs", errConfig, len(long), len(wave))
+			l.Fail("%w: rope long_factor has %d entries for %d pairs", errConfig, len(long), len(wave))
 			return nil, 1
 		}
 		for i := range wave {
@@ -98,7 +98,7 @@ func ropeFrequencies(l *loader, s checkpoint.Config, dim int, theta float64, max
 			}
 		}
 	default:
-		l.fail("%w: rope type %q is not supported (known: default, linear, llama3, yarn, longrope, proportional)", errConfig, kind)
+		l.Fail("%w: rope type %q is not supported (known: default, linear, llama3, yarn, longrope, proportional)", errConfig, kind)
 	}
 	freq := make([]float32, len(wave))
 	for i, w := range wave {
