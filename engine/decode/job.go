@@ -1,0 +1,107 @@
+package decode
+
+import (
+	"time"
+
+	"sparkbar/engine/calibrate"
+	"sparkbar/engine/sample"
+)
+
+// Job is one generation.
+type Job struct {
+	Prompt    []int32
+	MaxTokens int // exact; at least 1
+	// End are the tokens that end a generation; the token itself is kept.
+	End    map[int32]bool
+	Params sample.Params
+	// Rand is the source of random decisions; nil: an RNG of Params.Seed.
+	Rand sample.Source
+	// Logprobs is the number of alternatives per token, -1 = none.
+	Logprobs int
+
+	Mode      Mode
+	Cap       int // drafts per round; 0 = the drafter's maximum
+	Threshold float64
+	// Lookup lets copies from the context stand in for the drafter.
+	Lookup     bool
+	LongLookup int // longest copy; 0 = 32
+	// Controller chooses the cap from round to round; nil = Cap.
+	Controller *calibrate.Controller
+	// NoStore keeps the conversation out of the prefix store, both ways.
+	NoStore bool
+
+	// Prefill is told how many prompt tokens are in the cache.
+	Prefill func(done, total int)
+	// Round is told about each round before its tokens are emitted.
+	Round func(Round)
+	// Emit takes the tokens of a round; true ends the generation there.
+	Emit func(tokens []Token) (stop bool)
+}
+
+// Mode is how tokens are proposed.
+type Mode string
+
+// Baseline proposes nothing, Lookup copies from the context, Draft asks the
+// runner's drafter (dspark, dflash or a draft model).
+const (
+	Baseline Mode = "baseline"
+	Lookup   Mode = "lookup"
+	Draft    Mode = "draft"
+)
+
+// Token is one committed token.
+type Token struct {
+	ID      int32
+	Logprob float64 // of the target's raw distribution; only when asked for
+	Top     []sample.TokenLogprob
+}
+
+// Source says who proposed the drafts of a round.
+type Source string
+
+// The sources of a round.
+const (
+	FromDrafter Source = "drafter"
+	FromLookup  Source = "lookup"
+	Plain       Source = "plain"
+)
+
+// Round is what happened in one round.
+type Round struct {
+	Index      int
+	Source     Source
+	Pending    int32
+	Draft      []int32 // verified
+	Drafted    []int32 // before the confidence cut
+	Confidence []float64
+	Choice     []int32 // the target's own token per verified row (greedy only)
+	Accepted   int
+	Committed  []int32
+	RolledBack int
+	Cap        int
+	Time       time.Duration
+}
+
+// Finish says why a generation ended.
+type Finish string
+
+// The ways to end: an end token, the token limit, or Emit's wish.
+const (
+	FinishEnd    Finish = "end"
+	FinishLength Finish = "length"
+	FinishEmit   Finish = "emit"
+)
+
+// Outcome is a finished generation.
+type Outcome struct {
+	Tokens         []int32
+	Finish         Finish
+	Cached         int // prompt tokens that the prefix store had
+	Rounds         int
+	LookupRounds   int
+	TargetForwards int
+	Cap            int // the cap at the end; 0 in baseline
+	RolledBack     int // rejected rows
+	Prefill        time.Duration
+	Total          time.Duration
+}

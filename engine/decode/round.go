@@ -1,0 +1,342 @@
+package decode
+
+import (
+	"context"
+	"time"
+
+	"sparkbar/engine/cache"
+	"sparkbar/engine/compute"
+	"sparkbar/engine/draft"
+	"sparkbar/engine/draft/ngram"
+	"sparkbar/engine/sample"
+)
+
+// generation is a job in progress.
+type generation struct {
+	r   *Runner
+	j   Job
+	out Outcome
+
+	seq  *cache.Seq    // the target's past: everything committed but the pending token
+	ctx  draft.Context // the drafter's, alike; nil without one
+	good bool          // both are consistent and may be stored
+
+	sampler   *sample.Sampler
+	penalties *sample.Penalizer
+	rand      sample.Source
+	scratch   sample.Scratch
+	dists     []sample.Dist
+	index     *ngram.Index
+	gate      ngram.Gate
+	copied    []int32
+
+	stop  compute.Stop
+	began time.Time
+	last  time.Time // end of the round before
+}
+
+func (g *generation) run(ctx context.Context) error {
+	first, err := g.prefill(ctx)
+	if err != nil {
+		return err
+	}
+	if g.j.Mode == Baseline { // here the first token counts as a round
+		g.out.Rounds = 1
+		g.report(Round{Source: Plain, Committed: []int32{first.ID}, Pending: g.j.Prompt[len(g.j.Prompt)-1]})
+	}
+	done := g.commit([]Token{first})
+	for !done {
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		if done, err = g.round(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prefill reads the prompt, as far as the prefix store does not have it, and
+// chooses the first token.
+func (g *generation) prefill(ctx context.Context) (Token, error) {
+	r, prompt := g.r, g.j.Prompt
+	var stored []*cache.Seq
+	var err error
+	if !g.j.NoStore {
+		if g.out.Cached, stored, err = r.store.Take(prompt); err != nil {
+			return Token{}, err
+		}
+	}
+	var own *cache.Seq
+	if len(stored) > 0 {
+		g.seq = stored[0]
+	} else if g.seq, err = r.t.cache.NewSeq(); err != nil {
+		return Token{}, err
+	}
+	if len(stored) > 1 {
+		own = stored[1]
+	}
+	if r.drafter != nil {
+		if g.ctx, err = r.drafter.NewContext(own); err != nil {
+			own.Close()
+			return Token{}, err
+		}
+	}
+	var p pass
+	for at := g.out.Cached; at < len(prompt); {
+		if ctx.Err() != nil {
+			return Token{}, context.Cause(ctx)
+		}
+		n := min(r.opts.Chunk, len(prompt)-at)
+		want := noRows
+		if at+n == len(prompt) {
+			want = lastRow
+		}
+		if p, err = g.forward(prompt[at:at+n], want); err != nil {
+			return Token{}, err
+		}
+		if err := g.keep(p.fused, n); err != nil {
+			return Token{}, err
+		}
+		at += n
+		if g.j.Prefill != nil {
+			g.j.Prefill(at, len(prompt))
+		}
+	}
+	g.good = true
+	tokens, _, err := g.accept(p, nil, nil)
+	if err != nil {
+		return Token{}, err
+	}
+	g.last = r.now()
+	g.out.Prefill = g.last.Sub(g.began)
+	return tokens[0], nil
+}
+
+// forward runs the target once.
+func (g *generation) forward(ids []int32, want outputs) (pass, error) {
+	g.good = false
+	if g.ctx != nil { // the drafter still reads the last forward's rows
+		if err := g.ctx.Flush(&g.stop); err != nil {
+			return pass{}, err
+		}
+	}
+	g.out.TargetForwards++
+	if want != allRows && g.out.TargetForwards > 1 {
+		g.out.TargetForwards = 1 // all chunks of a prompt are one forward of it
+	}
+	return g.r.t.forward(g.seq, ids, want, &g.stop)
+}
+
+// keep commits the first n rows of the last forward.
+func (g *generation) keep(fused compute.View, n int) error {
+	g.seq.Advance(n)
+	if g.ctx != nil {
+		return g.ctx.Observe(fused.Slice(0, n), &g.stop)
+	}
+	return nil
+}
+
+// round proposes, verifies, accepts, rolls back and emits.
+func (g *generation) round() (done bool, err error) {
+	r, j := g.r, &g.j
+	pending := g.out.Tokens[len(g.out.Tokens)-1]
+	room := j.MaxTokens - len(g.out.Tokens) - 1 // drafts beyond this cannot be used
+	rd := Round{Index: g.out.Rounds, Pending: pending, Source: Plain}
+
+	var prop draft.Proposal
+	if g.index != nil {
+		g.copied = g.index.Propose(g.copied[:0], room, g.gate.Allowed())
+		if len(g.copied) > 0 {
+			prop.Tokens, prop.Drafted = g.copied, g.copied
+			rd.Source = FromLookup
+		}
+	}
+	rd.Cap = g.cap()
+	if j.Mode == Draft && rd.Source == Plain && min(rd.Cap, room) > 0 {
+		prop, err = g.ctx.Propose(draft.Request{Pending: pending, Cap: min(rd.Cap, room), Threshold: j.Threshold, Sampler: g.sampler, Rand: g.rand, Stop: &g.stop})
+		if err != nil {
+			return false, err
+		}
+		rd.Source = FromDrafter
+	}
+	if j.Mode == Lookup {
+		rd.Cap = len(prop.Tokens)
+	}
+
+	p, err := g.forward(append([]int32{pending}, prop.Tokens...), allRows)
+	if err != nil {
+		return false, err
+	}
+	tokens, n, err := g.accept(p, prop.Tokens, prop.Dists)
+	if err != nil {
+		return false, err
+	}
+	if err := g.keep(p.fused, n+1); err != nil {
+		return false, err
+	}
+	g.good = true
+
+	rd.Draft, rd.Drafted, rd.Confidence = prop.Tokens, prop.Drafted, prop.Confidence
+	rd.Accepted, rd.RolledBack = n, len(prop.Tokens)-n
+	rd.Choice = p.best
+	for _, t := range tokens {
+		rd.Committed = append(rd.Committed, t.ID)
+	}
+	g.out.Rounds++
+	g.out.RolledBack += rd.RolledBack
+	if rd.Source == FromLookup {
+		g.gate.Update(len(prop.Tokens), n, g.index.Draft())
+		if j.Mode == Draft {
+			g.out.LookupRounds++
+		}
+	}
+	now := r.now()
+	rd.Time = now.Sub(g.last)
+	g.last = now
+	if j.Controller != nil && rd.Source != FromLookup {
+		j.Controller.Update(rd.Cap, n, len(tokens), float64(rd.Time)/float64(time.Millisecond))
+	}
+	g.report(rd)
+	return g.commit(tokens), nil
+}
+
+// cap is how many tokens the drafter may propose in the coming round.
+func (g *generation) cap() int {
+	j := &g.j
+	if j.Mode != Draft {
+		return 0
+	}
+	c := g.r.drafter.MaxDraft()
+	if j.Controller != nil {
+		j.Controller.SetDepth(len(j.Prompt) + len(g.out.Tokens))
+		c = min(c, j.Controller.Cap())
+	} else if j.Cap > 0 {
+		c = min(c, j.Cap)
+	}
+	g.out.Cap = c
+	return c
+}
+
+// accept decides which drafts stand, from the target's logits alone: the tokens
+// to commit (the accepted drafts and one more) and how many drafts were
+// accepted. dists are the drafts' distributions, nil if they were certain.
+func (g *generation) accept(p pass, drafts []int32, dists []sample.Dist) ([]Token, int, error) {
+	var next int32
+	n := 0
+	var raw [][]float32 // rows before penalties, for log-probabilities
+	if g.penalties.Active() {
+		done := g.penalties.Completion()
+		for i := range p.logits.Rows {
+			row := p.logits.F32(i)
+			if g.j.Logprobs >= 0 {
+				raw = append(raw, append([]float32(nil), row...))
+			}
+			g.penalties.Apply(row)
+			p.best[i] = sample.Greedy(row)
+			if i < len(drafts) {
+				g.penalties.Push(drafts[i])
+			}
+		}
+		g.penalties.Truncate(done)
+	}
+	if g.sampler.Greedy() {
+		n = sample.AcceptGreedy(drafts, p.best)
+		next = p.best[n]
+	} else {
+		rows := len(drafts) + 1
+		for len(g.dists) < rows {
+			g.dists = append(g.dists, sample.Dist{})
+		}
+		for i := range rows {
+			if err := g.sampler.Dist(&g.dists[i], p.logits.F32(i), g.rand); err != nil {
+				return nil, 0, err
+			}
+		}
+		if len(drafts) == 0 {
+			next = g.rand.Draw(&g.dists[0])
+		} else {
+			n, next = sample.Accept(drafts, dists, g.dists[:rows], g.rand, &g.scratch)
+		}
+	}
+	tokens := make([]Token, 0, n+1)
+	for i := range n + 1 {
+		t := Token{ID: next}
+		if i < n {
+			t.ID = drafts[i]
+		}
+		if g.j.Logprobs >= 0 {
+			row := p.logits.F32(i)
+			if raw != nil {
+				row = raw[i]
+			}
+			lp, top := sample.Logprobs(row, t.ID, g.j.Logprobs, nil)
+			t.Logprob, t.Top = float64(lp), top
+		}
+		tokens = append(tokens, t)
+	}
+	return tokens, n, nil
+}
+
+// commit adds tokens to the output, cut at an end token and at the limit, and
+// hands them on. It reports whether the generation is over.
+func (g *generation) commit(tokens []Token) (done bool) {
+	for i, t := range tokens {
+		g.out.Tokens = append(g.out.Tokens, t.ID)
+		g.penalties.Push(t.ID)
+		if g.index != nil {
+			g.index.Append(t.ID)
+		}
+		end := g.j.End[t.ID]
+		if end || len(g.out.Tokens) == g.j.MaxTokens {
+			tokens, done = tokens[:i+1], true
+			g.out.Finish = FinishLength
+			if end {
+				g.out.Finish = FinishEnd
+			}
+			break
+		}
+	}
+	if g.j.Emit != nil && g.j.Emit(tokens) {
+		if !done || g.out.Finish == FinishLength {
+			g.out.Finish = FinishEmit
+		}
+		return true
+	}
+	return done
+}
+
+func (g *generation) report(rd Round) {
+	if g.j.Round != nil {
+		g.j.Round(rd)
+	}
+}
+
+// end stores the conversation for reuse, or drops what it held.
+func (g *generation) end() {
+	var seqs []*cache.Seq
+	if g.seq != nil {
+		seqs = append(seqs, g.seq)
+	}
+	if g.ctx != nil {
+		if g.good && g.ctx.Flush(nil) != nil {
+			g.good = false
+		}
+		if s := g.ctx.Seq(); s != nil {
+			seqs = append(seqs, s)
+		}
+	}
+	tokens := append(append([]int32(nil), g.j.Prompt...), g.out.Tokens...)
+	tokens = tokens[:max(len(tokens)-1, 0)] // the last one never went through the model
+	ok := g.good && !g.j.NoStore && len(g.out.Tokens) > 0
+	for _, s := range seqs {
+		ok = ok && s.Len() >= len(tokens) && (s.Len() == len(tokens) || s.Truncate(len(tokens)) == nil)
+	}
+	if !ok {
+		for _, s := range seqs {
+			s.Close()
+		}
+		return
+	}
+	g.r.store.Put(tokens, seqs...)
+}

@@ -1,0 +1,75 @@
+package draft
+
+import (
+	"sparkbar/engine/arch"
+	"sparkbar/engine/cache"
+	"sparkbar/engine/compute"
+	"sparkbar/engine/sample"
+)
+
+// Drafter proposes tokens for one target model.
+type Drafter interface {
+	// Mode is the name users know: dspark, dflash, draft.
+	Mode() string
+	// Taps are the target layers whose outputs Observe wants, side by side; nil
+	// = none.
+	Taps() []int
+	// MaxDraft is the longest block it can propose.
+	MaxDraft() int
+	// NewContext returns an empty memory, or one that goes on from a stored
+	// sequence (which it takes over).
+	NewContext(from *cache.Seq) (Context, error)
+	// Cache is where contexts keep their past; nil if they keep none.
+	Cache() *cache.Cache
+	WeightBytes() int64
+	Close()
+}
+
+// Context is a drafter's memory of one sequence.
+type Context interface {
+	// Observe takes in committed positions: fused rows of the taps, which stay
+	// valid until the target's next forward; Flush must be called before it.
+	Observe(fused compute.View, stop *compute.Stop) error
+	// Flush reads what Observe was given.
+	Flush(stop *compute.Stop) error
+	// Propose drafts up to r.Cap tokens after the pending one.
+	Propose(r Request) (Proposal, error)
+	// Seq is the stored past, for the prefix store; nil if there is none. The
+	// context must not be used after it has been given away.
+	Seq() *cache.Seq
+	Close()
+}
+
+// Request is one call for drafts.
+type Request struct {
+	Pending   int32   // the last committed token, not yet in any cache
+	Cap       int     // at most this many drafts
+	Threshold float64 // confidence below which the block is cut; 0 = no cut
+	// Sampler and Rand draw the tokens; a greedy sampler takes the best ones.
+	Sampler *sample.Sampler
+	Rand    sample.Source
+	Stop    *compute.Stop
+}
+
+// Proposal is a drafted block.
+type Proposal struct {
+	Tokens []int32 // to be verified
+	// Drafted is the whole block, before the confidence cut; Confidence its
+	// confidences where they were computed.
+	Drafted    []int32
+	Confidence []float64
+	// Dists are the distributions that Tokens were drawn from; nil if each was
+	// chosen with certainty. Valid until the next Propose.
+	Dists []sample.Dist
+}
+
+// Host is what a drafter may borrow from its target.
+type Host struct {
+	Model   *arch.Model
+	Backend compute.Backend
+	// Positions and Sequences size the drafter's own cache (see cache.Options).
+	Positions, Sequences int
+	// Window limits how far back the draft block attends (rows of context); 0 =
+	// all. Heads that were trained with a window ignore it.
+	Window int
+}
