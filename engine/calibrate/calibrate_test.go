@@ -286,6 +286,31 @@ func TestControllerFollowsTheText(t *testing.T) {
 	}
 }
 
+// TestControllerMemory pins the two counters that the records do not reach:
+// when a time is forgotten and when parking becomes possible.
+func TestControllerMemory(t *testing.T) {
+	slow := &Costs{Verify: NewCurve(map[int]float64{1: 1, 2: 50, 8: 400}), Drafter: Constant(50)}
+	c := NewController(slow, ControllerConfig{MaxCap: 7, Park: true})
+	for i := 1; i <= 30; i++ { // one observation a round: the first draft fails
+		c.Update(1, 0, 0, 0)
+		if parked := c.best == 0; parked != (i >= 24) {
+			t.Fatalf("after %d observations parked is %v", i, parked)
+		}
+	}
+	c = NewController(slow, ControllerConfig{MaxCap: 7})
+	c.Update(2, 0, 1, 10)
+	for range 32 {
+		c.Update(1, 0, 0, 0)
+	}
+	if _, kept := c.timings[2]; !kept {
+		t.Error("a time is forgotten after 32 rounds")
+	}
+	c.Update(1, 0, 0, 0)
+	if _, kept := c.timings[2]; kept {
+		t.Error("a time is kept after 33 rounds")
+	}
+}
+
 func TestConfidenceRules(t *testing.T) {
 	conf := []float32{0.9, 0.8, 0.5, 0.95}
 	for _, c := range []struct {

@@ -22,8 +22,8 @@ type Request struct {
 	CeilingTPS       float64 // of [Roofline] at this context; 0 = unknown
 }
 
-// Summary is the x_mlx_dspark block of a response.
-type Summary struct {
+// RequestSummary is the x_mlx_dspark block of a response.
+type RequestSummary struct {
 	Mode                string   `json:"mode"`
 	AcceptLen           float64  `json:"accept_len"`
 	TokensPerSec        float64  `json:"tokens_per_sec"`
@@ -63,8 +63,8 @@ func (r *Request) decodeSeconds() float64 { return max(r.Seconds-r.PrefillSecond
 func (r *Request) DecodeTPS() float64 { return float64(r.CompletionTokens) / r.decodeSeconds() }
 
 // Summary derives the block that responses carry.
-func (r *Request) Summary() Summary {
-	s := Summary{
+func (r *Request) Summary() RequestSummary {
+	s := RequestSummary{
 		Mode:               r.Mode,
 		AcceptLen:          roundTo(r.acceptLen(), 3),
 		TokensPerSec:       roundTo(float64(r.CompletionTokens)/max(r.Seconds, instant), 1),

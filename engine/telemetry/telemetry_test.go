@@ -129,7 +129,7 @@ func TestWireFormat(t *testing.T) {
 		raw  []json.RawMessage
 		make func() any
 	}{
-		{"summary", w.Summaries, func() any { return new(Summary) }},
+		{"summary", w.Summaries, func() any { return new(RequestSummary) }},
 		{"rounds", w.Rounds, func() any { return new(roundsBody) }},
 		{"prefill", w.Prefill, func() any { return new(Prefill) }},
 		{"chip", w.Chips, func() any { return new(Chip) }},
@@ -170,7 +170,7 @@ func TestSummaryFormulas(t *testing.T) {
 	r := Request{Mode: "dspark", PromptTokens: 120, CachedTokens: 100, CompletionTokens: 28, Rounds: 10, TargetForwards: 11, LookupRounds: 2, Cap: &cap,
 		Seconds: 0.5, PrefillSeconds: 0.1, TTFTSeconds: 0.1234, Decay: &decay, SwapDeltaBytes: 5, Cold: true, CeilingTPS: 35}
 	one := 2.0
-	want := Summary{Mode: "dspark", AcceptLen: 2.8, TokensPerSec: 56, DecodeTokensPerSec: 70, TargetForwards: 11, Cap: &cap, LookupRounds: 2,
+	want := RequestSummary{Mode: "dspark", AcceptLen: 2.8, TokensPerSec: 56, DecodeTokensPerSec: 70, TargetForwards: 11, Cap: &cap, LookupRounds: 2,
 		PromptTokens: 120, CachedTokens: 100, CompletionTokens: 28, ContextTokens: 148, PrefillSeconds: 0.1, DecodeSeconds: 0.4, TTFTSeconds: 0.123,
 		PrefillTokensPerSec: 200, DecayRatio: &decay, SwapDeltaBytes: 5, Cold: true, CeilingTokensPerSec: 35, RooflineRatio: &one}
 	if got := r.Summary(); !reflect.DeepEqual(got, want) {
