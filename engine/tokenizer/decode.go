@@ -95,31 +95,31 @@ func (d *decoder) parse(raw json.RawMessage, fused *bool, depth int) error {
 		*fused = true
 	case "ByteLevel":
 		if *fused || d.byteFallback {
-			return errors.New("ByteLevel after Fuse or ByteFallback is not supported")
+			return errors.New("a ByteLevel after Fuse or ByteFallback is not supported")
 		}
 		d.byteLevel, *fused = true, true
 	case "ByteFallback":
 		if *fused {
-			return errors.New("ByteFallback after Fuse or ByteLevel is not supported")
+			return errors.New("a ByteFallback after Fuse or ByteLevel is not supported")
 		}
 		d.byteFallback = true
 	case "Replace":
 		m, err := parsePattern(c.Pattern)
 		if err != nil {
-			return fmt.Errorf("Replace: %w", err)
+			return fmt.Errorf("%s: %w", kind, err)
 		}
 		literal, isLiteral := m.(literalMatcher)
 		if *fused && (d.byteLevel || !isLiteral || utf8.RuneCountInString(string(literal)) != 1) {
-			return errors.New("Replace after Fuse or ByteLevel is only supported for one character after Fuse")
+			return errors.New("a Replace after Fuse is only supported for one character, after ByteLevel not at all")
 		}
 		d.stages = append(d.stages, func(token string, _ bool) string { return replaceMatches(m, token, c.Content) })
 	case "Metaspace":
 		if *fused {
-			return errors.New("Metaspace after Fuse or ByteLevel is not supported")
+			return errors.New("a Metaspace after Fuse or ByteLevel is not supported")
 		}
 		replacement, scheme, err := parseMetaspace(c.Replacement, c.PrependScheme, c.AddPrefixSpace)
 		if err != nil {
-			return fmt.Errorf("Metaspace: %w", err)
+			return fmt.Errorf("%s: %w", kind, err)
 		}
 		d.positional = d.positional || scheme != prependNever
 		d.stages = append(d.stages, func(token string, first bool) string {
@@ -131,10 +131,10 @@ func (d *decoder) parse(raw json.RawMessage, fused *bool, depth int) error {
 	case "Strip":
 		r, size := utf8.DecodeRuneInString(c.Content)
 		if size == 0 || size != len(c.Content) {
-			return fmt.Errorf("Strip: content %q is not one character", c.Content)
+			return fmt.Errorf("%s: content %q is not one character", kind, c.Content)
 		}
 		if c.Start < 0 || c.Stop < 0 || c.Start > maxTrim || c.Stop > maxTrim {
-			return fmt.Errorf("Strip: start %d or stop %d is not within 0 to %d", c.Start, c.Stop, maxTrim)
+			return fmt.Errorf("%s: start %d or stop %d is not within 0 to %d", kind, c.Start, c.Stop, maxTrim)
 		}
 		if !*fused {
 			d.stages = append(d.stages, func(token string, _ bool) string {
@@ -144,7 +144,7 @@ func (d *decoder) parse(raw json.RawMessage, fused *bool, depth int) error {
 			break
 		}
 		if d.trimStart+d.trimEnd > 0 {
-			return errors.New("Strip: only one at the end of the chain is supported")
+			return errors.New("more than one Strip after Fuse is not supported")
 		}
 		d.trim, d.trimStart, d.trimEnd = r, c.Start, c.Stop
 	default:

@@ -95,7 +95,7 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizers, error) {
 	case "Replace":
 		m, err := parsePattern(c.Pattern)
 		if err != nil {
-			return nil, fmt.Errorf("Replace: %w", err)
+			return nil, fmt.Errorf("%s: %w", kind, err)
 		}
 		content := c.Content
 		return one(func(s string) string { return replaceMatches(m, s, content) })
@@ -105,14 +105,14 @@ func parseNormalizer(raw json.RawMessage, depth int) (normalizers, error) {
 		}
 		blob, err := base64.StdEncoding.DecodeString(*c.Charsmap)
 		if err != nil {
-			return nil, fmt.Errorf("Precompiled: %w", err)
+			return nil, fmt.Errorf("%s: %w", kind, err)
 		}
 		if len(blob) == 0 {
 			return nil, nil
 		}
 		m, err := newCharsmap(blob)
 		if err != nil {
-			return nil, fmt.Errorf("Precompiled: %w", err)
+			return nil, fmt.Errorf("%s: %w", kind, err)
 		}
 		return one(m.normalize)
 	}

@@ -81,7 +81,7 @@ func parsePostProcessor(raw json.RawMessage, id func(token string) (int32, bool)
 			}
 			n, ok := id(name)
 			if !ok {
-				return t, fmt.Errorf("TemplateProcessing: single: %q is not a token", name)
+				return t, fmt.Errorf("%s: single: %q is not a token", kind, name)
 			}
 			*to = append(*to, n)
 		}

@@ -236,7 +236,7 @@ func parsePreTokenizer(raw json.RawMessage, depth int) (preSequence, error) {
 	case "Split":
 		m, err := parsePattern(c.Pattern)
 		if err != nil {
-			return nil, fmt.Errorf("Split: %w", err)
+			return nil, fmt.Errorf("%s: %w", kind, err)
 		}
 		return preSequence{&split{match: m, behavior: b, invert: c.Invert}}, nil
 	case "Digits":
@@ -259,13 +259,13 @@ func parsePreTokenizer(raw json.RawMessage, depth int) (preSequence, error) {
 	case "CharDelimiterSplit":
 		r, size := utf8.DecodeRuneInString(c.Delimiter)
 		if size == 0 || size != len(c.Delimiter) {
-			return nil, fmt.Errorf("CharDelimiterSplit: delimiter %q is not one character", c.Delimiter)
+			return nil, fmt.Errorf("%s: delimiter %q is not one character", kind, c.Delimiter)
 		}
 		return preSequence{&split{match: literalMatcher(string(r)), behavior: removed}}, nil
 	case "Metaspace":
 		replacement, scheme, err := parseMetaspace(c.Replacement, c.PrependScheme, c.AddPrefixSpace)
 		if err != nil {
-			return nil, fmt.Errorf("Metaspace: %w", err)
+			return nil, fmt.Errorf("%s: %w", kind, err)
 		}
 		p := &metaspace{replacement: replacement, prepend: scheme}
 		if c.Split == nil || *c.Split {

@@ -66,11 +66,6 @@ func (m *regexMatcher) each(text string, yield func(start, end int)) {
 	}
 }
 
-// replace returns text with every match replaced by content.
-func (m *regexMatcher) replace(text, content string) string {
-	return replaceMatches(m, text, content)
-}
-
 var (
 	inlineFlags    = regexp.MustCompile(`^\(\?[imx-]+[:)]`)
 	countedRepeat  = regexp.MustCompile(`^\{(\d*)(,?)(\d*)\}`)
