@@ -28,7 +28,6 @@ type generation struct {
 	dists     []sample.Dist
 	index     *ngram.Index
 	gate      ngram.Gate
-	copied    []int32
 
 	stop  compute.Stop
 	began time.Time
@@ -146,9 +145,8 @@ func (g *generation) round() (done bool, err error) {
 
 	var prop draft.Proposal
 	if g.index != nil {
-		g.copied = g.index.Propose(g.copied[:0], room, g.gate.Allowed())
-		if len(g.copied) > 0 {
-			prop.Tokens, prop.Drafted = g.copied, g.copied
+		if copied := g.index.Propose(nil, room, g.gate.Allowed()); len(copied) > 0 {
+			prop.Tokens, prop.Drafted = copied, copied
 			rd.Source = FromLookup
 		}
 	}
@@ -179,7 +177,7 @@ func (g *generation) round() (done bool, err error) {
 
 	rd.Draft, rd.Drafted, rd.Confidence = prop.Tokens, prop.Drafted, prop.Confidence
 	rd.Accepted, rd.RolledBack = n, len(prop.Tokens)-n
-	rd.Choice = p.best
+	rd.Choice = append([]int32(nil), p.best...)
 	for _, t := range tokens {
 		rd.Committed = append(rd.Committed, t.ID)
 	}
