@@ -103,8 +103,8 @@ func (c *Checkpoint) RawConfig() []byte { return c.raw }
 // GenerationConfig is generation_config.json; empty when there is none and for GGUF.
 func (c *Checkpoint) GenerationConfig() Config { return newConfig(c.generate) }
 
-// Metadata is the free text map of the safetensors headers (__metadata__), merged over shards.
-func (c *Checkpoint) Metadata() map[string]string { return c.meta }
+// FileMetadata is the free text map of the safetensors headers (__metadata__), merged over shards.
+func (c *Checkpoint) FileMetadata() map[string]string { return c.meta }
 
 // GGUF is the typed metadata of a GGUF file, nil for other checkpoints.
 func (c *Checkpoint) GGUF() *Metadata { return c.gguf }

@@ -9,8 +9,9 @@ import (
 	"slices"
 )
 
-// maxConfigBytes bounds a config file; published ones stay below one megabyte.
-const maxConfigBytes = 16 << 20
+// maxConfigBytes bounds a config file; published ones stay below one megabyte. Decoded, a text takes up to fifty times
+// its size.
+const maxConfigBytes = 4 << 20
 
 // Config is a decoded JSON object, usually config.json, with typed reading.
 //

@@ -564,7 +564,7 @@ func TestHugeCounts(t *testing.T) {
 // checkAllocation fails when f allocates out of proportion to its input.
 func checkAllocation(t testing.TB, input int, f func()) {
 	t.Helper()
-	if got, limit := allocated(f), uint64(64*input+1<<16); got > limit {
+	if got, limit := allocated(f), uint64(64*input+1<<20); got > limit {
 		t.Errorf("%d bytes of input made %d bytes of allocations, more than %d", input, got, limit)
 	}
 }

@@ -161,8 +161,9 @@ func (q quantization) find(paths ...string) (l layout, given, off bool) {
 // tensor. Shapes alone leave a few affine layouts undecided (4 bits in groups of 64 look like 8 bits in groups of 32);
 // when config.json is silent about such a tensor use MatrixCols.
 //
-// NVFP4 weights as modelopt writes them (weight_scale, weight_scale_2) are found the same way. GGUF weights of the
-// llama family's q and k projections are copied once, with their rows put in Hugging Face order; see gguf.go.
+// NVFP4 weights as modelopt writes them (weight_scale, weight_scale_2) are found the same way. Two kinds are copied on
+// each call instead of viewed: q and k projections of llama GGUF files, whose rows are put in Hugging Face order, and
+// scaled 8-bit float weights of Hugging Face files, which become bfloat16.
 func (c *Checkpoint) Matrix(prefix string) (Matrix, error) { return c.MatrixCols(prefix, 0) }
 
 // MatrixCols is Matrix for a caller that knows the input width, which decides bits and group size without config.json.
@@ -203,7 +204,7 @@ func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (Matrix, error) {
 	stored := strings.TrimSuffix(w.name, ".weight")
 	want, given, off := c.quant.find(stored, prefix)
 
-	if w.block != 0 || scales == nil && w.dtype.isFloat() && c.tensors[prefix+".weight_scale"] == nil && c.tensors[prefix+".weight_scale_inv"] == nil {
+	if w.block != 0 || scales == nil && w.dtype.isFloat() && w.dtype.Size() > 1 {
 		if _, named := c.quant.paths[stored]; named {
 			return m, fmt.Errorf("%s says it is quantized (%s), but it is stored as plain %s; the files are of different conversions, download the model again", c.quant.name, want, w.dtype)
 		}
@@ -219,6 +220,9 @@ func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (Matrix, error) {
 		}
 		m.Weight = w.data
 		return c.unpermute(m, w), nil
+	}
+	if scales == nil && (w.dtype == F8E4M3 || w.dtype == F8E5M2) {
+		return c.fp8(m, prefix, w, cols)
 	}
 	if scales == nil {
 		return c.modelopt(m, prefix, w, cols)
@@ -343,6 +347,62 @@ func (c *Checkpoint) modelopt(m Matrix, prefix string, w *entry, cols int) (Matr
 		m.GlobalScale = g
 	}
 	return m, nil
+}
+
+// fp8 decodes an 8-bit float weight that has a scale for the tensor, for each row, or for each block of 128 x 128, as
+// Hugging Face files have it: weight * weight_scale_inv (or weight_scale), rounded to bfloat16. The result is a dense
+// copy of twice the stored size.
+func (c *Checkpoint) fp8(m Matrix, prefix string, w *entry, cols int) (Matrix, error) {
+	const block = 128
+	s := c.tensors[prefix+".weight_scale_inv"]
+	if s == nil {
+		s = c.tensors[prefix+".weight_scale"]
+	}
+	if s == nil || s.dtype != F32 && s.dtype != F16 && s.dtype != BF16 {
+		return m, fmt.Errorf("is %s without scales that can be read (%s); use an MLX or GGUF conversion of the model", w.dtype, c.quant.foreign())
+	}
+	if err := m.shape(w.shape, 1, 1); err != nil {
+		return m, err
+	}
+	if cols != 0 && cols != m.Cols {
+		return m, fmt.Errorf("has %d columns where the model needs %d", m.Cols, cols)
+	}
+	scales, err := Tensor{Name: s.name, DType: s.dtype, Data: s.data}.Float32()
+	if err != nil {
+		return m, err
+	}
+	n, across := m.count(), (m.Cols+block-1)/block
+	rowSize, perRow := 1, 1 // rows and scales of one row of scales
+	switch {
+	case len(scales) == 1:
+		rowSize = n
+	case m.Batch == 0 && slices.Equal(s.shape, []int{(m.Rows + block - 1) / block, across}):
+		rowSize, perRow = block, across
+	case len(scales) == n:
+	default:
+		return m, fmt.Errorf("shape %v does not fit the shape %v of %q", w.shape, s.shape, s.name)
+	}
+	m.Scheme, m.DType = Dense, BF16
+	m.Weight = c.alloc(2 * n * m.Cols)
+	row := make([]float32, m.Cols)
+	for r := range n {
+		widen(row, w.data[r*m.Cols:], w.dtype)
+		of := scales[r/rowSize*perRow:][:perRow]
+		for i, v := range row {
+			v *= of[min(i/block, perRow-1)]
+			binary.LittleEndian.PutUint16(m.Weight[2*(r*m.Cols+i):], roundBF16(v))
+		}
+	}
+	return m, nil
+}
+
+// roundBF16 rounds to the nearest bfloat16, ties to even.
+func roundBF16(f float32) uint16 {
+	b := math.Float32bits(f)
+	if f != f {
+		return 0x7fc0
+	}
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
 // scalar reads a tensor of one float32.

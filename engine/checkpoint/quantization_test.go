@@ -275,11 +275,183 @@ func TestModeloptNVFP4(t *testing.T) {
 	}
 }
 
-// bfloat16 rounds to nearest even.
-func bfloat16(f float32) float32 {
-	b := math.Float32bits(f)
-	if f != f {
-		return f
+func bfloat16(f float32) float32 { return math.Float32frombits(uint32(roundBF16(f)) << 16) }
+
+// MLX nvfp4 with a scale for the whole tensor.
+func TestNVFP4GlobalScale(t *testing.T) {
+	c := must(Open("testdata/quant/nvfp4_global.safetensors"))(t)
+	defer c.Close()
+	m := must(c.Matrix("p"))(t)
+	want := must(must(c.Tensor("dequant"))(t).Float32())(t)
+	if m.Scheme != NVFP4 || m.GlobalScale == 1 {
+		t.Fatalf("read as %s, global scale %v", m.describe(), m.GlobalScale)
 	}
-	return math.Float32frombits((b + 0x7fff + b>>16&1) &^ 0xffff)
+	for r, row := range rows(t, m) {
+		for i, v := range row {
+			if w := want[r*m.Cols+i]; math.Abs(float64(v-w)) > 1e-6*math.Abs(float64(w)) {
+				t.Errorf("[%d, %d]: %v, want %v", r, i, v, w)
+			}
+		}
+	}
+}
+
+func f32bytes(v ...float32) (b []byte) {
+	for _, f := range v {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+	}
+	return b
+}
+
+// The three ways Hugging Face files scale 8-bit float weights.
+func TestFP8(t *testing.T) {
+	data := make([]byte, 130*132)
+	for i := range data {
+		data[i] = byte(i % 127)
+	}
+	perRow := make([]float32, 130)
+	for i := range perRow {
+		perRow[i] = float32(i) + 0.5
+	}
+	for _, tc := range []struct {
+		name   string
+		scale  fileTensor
+		factor func(r, c int) float32
+	}{
+		{"tensor", fileTensor{"p.weight_scale_inv", "F32", nil, f32bytes(3)}, func(int, int) float32 { return 3 }},
+		{"row", fileTensor{"p.weight_scale", "F32", []int{130, 1}, f32bytes(perRow...)}, func(r, _ int) float32 { return float32(r) + 0.5 }},
+		{"block", fileTensor{"p.weight_scale_inv", "F32", []int{2, 2}, f32bytes(1, 2, 3, 4)}, func(r, c int) float32 { return float32(r/128*2 + c/128 + 1) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := must(Open(writeSafetensors(t, []fileTensor{{"p.weight", "F8_E4M3", []int{130, 132}, data}, tc.scale})))(t)
+			defer c.Close()
+			m := must(c.Matrix("p"))(t)
+			if m.Scheme != Dense || m.DType != BF16 {
+				t.Fatalf("read as %s", m.describe())
+			}
+			for r, row := range rows(t, m) {
+				for i, v := range row {
+					if want := bfloat16(e4m3[data[r*132+i]] * tc.factor(r, i)); v != want {
+						t.Fatalf("[%d, %d]: %v, want %v", r, i, v, want)
+					}
+				}
+			}
+		})
+	}
+	c := must(Open(writeSafetensors(t, []fileTensor{{"p.weight", "F8_E4M3", []int{130, 132}, data}, {"p.weight_scale", "F32", []int{3}, f32bytes(1, 2, 3)}, {"q.weight", "F8_E4M3", []int{1, 1}, []byte{1}}})))(t)
+	defer c.Close()
+	for _, p := range []string{"p", "q"} {
+		if _, err := c.Matrix(p); err == nil || !strings.Contains(err.Error(), `"`+p+`.weight"`) {
+			t.Errorf("%s: %v", p, err)
+		}
+	}
+}
+
+// What a config says about a tensor must agree with how it is stored; the error names the tensor.
+func TestQuantizationMismatch(t *testing.T) {
+	// affine: 2 rows of 128 columns, 4 bits, group 64.
+	affine := func(p string) []fileTensor {
+		return []fileTensor{{p + ".weight", "U32", []int{2, 16}, make([]byte, 128)}, {p + ".scales", "F16", []int{2, 2}, make([]byte, 8)}, {p + ".biases", "F16", []int{2, 2}, make([]byte, 8)}}
+	}
+	bytesScales := func(p string, scales int) []fileTensor {
+		return []fileTensor{{p + ".weight", "U32", []int{2, 16}, make([]byte, 128)}, {p + ".scales", "U8", []int{2, scales}, make([]byte, 2*scales)}}
+	}
+	dense := []fileTensor{{"a.p.weight", "BF16", []int{2, 128}, make([]byte, 512)}}
+	const all = `{"quantization": {"bits": 4, "group_size": 64%s}}`
+	for _, tc := range []struct {
+		name, config string
+		tensors      []fileTensor
+		cols         int
+		want         string // an error, or "= " and how it is read
+	}{
+		{"agrees", fmt.Sprintf(all, ""), affine("a.p"), 0, "= affine [2, 128] F16, 4 bits, group 64"},
+		{"agrees and the width is known", fmt.Sprintf(all, ""), affine("a.p"), 128, "= affine [2, 128] F16, 4 bits, group 64"},
+		{"quantization_config", `{"quantization_config": {"bits": 4, "group_size": 64}}`, affine("a.p"), 0, "= affine [2, 128] F16, 4 bits, group 64"},
+		{"below text_config", `{"text_config": {"quantization": {"bits": 4, "group_size": 64}}}`, affine("a.p"), 0, "= affine [2, 128] F16, 4 bits, group 64"},
+		{"same shapes, read as the config says", `{"quantization": {"bits": 8, "group_size": 32}}`, affine("a.p"), 0, "= affine [2, 64] F16, 8 bits, group 32"},
+		{"same shapes, but the width is known", `{"quantization": {"bits": 8, "group_size": 32}}`, affine("a.p"), 128, "says affine, 8 bits, group 32"},
+		{"other bits", `{"quantization": {"bits": 8, "group_size": 64}}`, affine("a.p"), 0, "says affine, 8 bits, group 64"},
+		{"named with other bits", fmt.Sprintf(all, `, "a.p": {"bits": 2, "group_size": 64}`), affine("a.p"), 0, "says affine, 2 bits, group 64"},
+		{"another path named", fmt.Sprintf(all, `, "a.q": {"bits": 2, "group_size": 64}`), affine("a.p"), 0, "= affine [2, 128] F16, 4 bits, group 64"},
+		{"named false but quantized", fmt.Sprintf(all, `, "a.p": false`), affine("a.p"), 0, "says it is not quantized"},
+		{"named false and dense", fmt.Sprintf(all, `, "a.p": false`), dense, 0, "= dense [2, 128] BF16"},
+		{"not named and dense", fmt.Sprintf(all, ""), dense, 0, "= dense [2, 128] BF16"},
+		{"named but dense", fmt.Sprintf(all, `, "a.p": {"bits": 8, "group_size": 64}`), dense, 0, "says it is quantized"},
+		{"dense of another width", "{}", dense, 64, "has 128 columns where the model needs 64"},
+		{"no entry", "{}", affine("a.p"), 0, `no "quantization" entry`},
+		{"no entry, width known", "{}", affine("a.p"), 128, "= affine [2, 128] F16, 4 bits, group 64"},
+		{"no entry, other width", "{}", affine("a.p"), 64, "= affine [2, 64] F16, 8 bits, group 32"},
+		{"no entry, impossible width", "{}", affine("a.p"), 96, "do not make rows of 96 columns"},
+		{"mxfp4 by shape", "{}", bytesScales("a.p", 4), 0, "= mxfp4 [2, 128], 4 bits, group 32"},
+		{"nvfp4 by shape", "{}", bytesScales("a.p", 8), 0, "= nvfp4 [2, 128], 4 bits, group 16"},
+		{"mxfp8 by shape", "{}", bytesScales("a.p", 2), 0, "= mxfp8 [2, 64], 8 bits, group 32"},
+		{"mxfp4 without its mode", `{"quantization": {"bits": 4, "group_size": 32}}`, bytesScales("a.p", 4), 0, "= mxfp4 [2, 128], 4 bits, group 32"},
+		{"mxfp4 called affine", `{"quantization": {"bits": 4, "group_size": 32, "mode": "affine"}}`, bytesScales("a.p", 4), 0, "says affine, 4 bits, group 32, but it is stored as mxfp4"},
+		{"mxfp4 called nvfp4", `{"quantization": {"mode": "nvfp4"}}`, bytesScales("a.p", 4), 0, "says nvfp4, 4 bits, group 16"},
+		{"affine called mxfp4", `{"quantization": {"mode": "mxfp4"}}`, affine("a.p"), 0, "says mxfp4, 4 bits, group 32"},
+		{"byte scales of no mode", "{}", bytesScales("a.p", 16), 0, "none of nvfp4, mxfp4 and mxfp8"},
+		{"byte scales and biases", "{}", append(bytesScales("a.p", 4), fileTensor{"a.p.biases", "U8", []int{2, 4}, make([]byte, 8)}), 0, "have no biases"},
+		{"no biases", fmt.Sprintf(all, ""), affine("a.p")[:2], 0, "needs biases like its scales"},
+		{"biases of another shape", fmt.Sprintf(all, ""), append(affine("a.p")[:2], fileTensor{"a.p.biases", "F16", []int{2, 1}, make([]byte, 4)}), 0, "needs biases like its scales"},
+		{"scales for other rows", fmt.Sprintf(all, ""), append(affine("a.p")[:1], fileTensor{"a.p.scales", "F16", []int{4, 2}, make([]byte, 16)}), 0, "does not fit the shape [4 2]"},
+		{"scales that do not divide", fmt.Sprintf(all, ""), append(affine("a.p")[:1], fileTensor{"a.p.scales", "F16", []int{2, 3}, make([]byte, 12)}), 0, "does not fit the shape [2 3]"},
+		{"integer scales", fmt.Sprintf(all, ""), append(affine("a.p")[:1], fileTensor{"a.p.scales", "I32", []int{2, 2}, make([]byte, 16)}), 0, "its scales are I32"},
+		{"scalar scales", fmt.Sprintf(all, ""), append(affine("a.p")[:1], fileTensor{"a.p.scales", "F16", nil, make([]byte, 2)}), 0, "does not fit the shape []"},
+		{"float weight next to scales", "{}", []fileTensor{{"a.p.weight", "F32", []int{2, 2}, make([]byte, 16)}, {"a.p.scales", "F16", []int{2, 1}, make([]byte, 4)}}, 0, "packed weights are U32"},
+		{"integer weight", "{}", []fileTensor{{"a.p.weight", "I32", []int{2, 2}, make([]byte, 16)}}, 0, "without scales"},
+		{"a vector", "{}", []fileTensor{{"a.p.weight", "F32", []int{2}, make([]byte, 8)}}, 0, "has shape [2]"},
+		{"empty", "{}", []fileTensor{{"a.p.weight", "F32", []int{2, 0}, nil}}, 0, "empty shape"},
+		{"gptq", `{"quantization_config": {"quant_method": "gptq", "bits": 4}}`, []fileTensor{{"a.p.qweight", "I32", []int{2, 2}, make([]byte, 16)}}, 0, `"a.p.qweight" is in a packing that cannot be read (quant_method gptq)`},
+		{"absent", "{}", dense[:0], 0, `"a.p.weight" is missing`},
+		{"without .weight", "{}", []fileTensor{{"a.p", "F16", []int{2, 3, 4}, make([]byte, 48)}}, 0, "= dense [2, 3, 4] F16"},
+		{"gpt_oss blocks", `{"quantization_config": {"quant_method": "mxfp4"}}`, []fileTensor{{"a.p.weight", "U8", []int{2, 3, 4, 16}, make([]byte, 384)}, {"a.p.scales", "U8", []int{2, 3, 4}, make([]byte, 24)}}, 0, "= mxfp4 [2, 3, 128], 4 bits, group 32"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := folder(t, tc.config, "")
+			if err := os.WriteFile(filepath.Join(dir, "model.safetensors"), safetensors(t, tc.tensors), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c := must(Open(dir))(t)
+			defer c.Close()
+			m, err := c.MatrixCols("a.p", tc.cols)
+			if want, ok := strings.CutPrefix(tc.want, "= "); ok {
+				if err != nil || m.describe() != want {
+					t.Errorf("%s, %v; want %s", m.describe(), err, want)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), `"a.p.`) {
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+		})
+	}
+	// After a rename the config still means the stored names.
+	dir := folder(t, `{"quantization": {"bits": 8, "group_size": 64, "a.p": {"bits": 4, "group_size": 64}}}`, "")
+	if err := os.WriteFile(filepath.Join(dir, "model.safetensors"), safetensors(t, affine("a.p")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := must(Open(dir))(t)
+	defer c.Close()
+	if err := c.Rename(func(s string) (string, bool) { return strings.Replace(s, "a.", "model.", 1), true }); err != nil {
+		t.Fatal(err)
+	}
+	if m := must(c.Matrix("model.p"))(t); m.Bits != 4 {
+		t.Errorf("after the rename it is %s", m.describe())
+	}
+}
+
+// A quantization entry of the wrong kind is refused when the folder is opened, naming file and key.
+func TestBadQuantizationEntry(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"quantization": {"bits": "4", "group_size": 64}}`:                                    `"bits" must be a whole number`,
+		`{"quantization": {"bits": 4.5, "group_size": 64}}`:                                    `"bits" must be a whole number`,
+		`{"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp5"}}`:                     `mode "mxfp5" is unknown`,
+		`{"quantization": {"bits": 4, "group_size": 64, "a.p": {"bits": 9}}}`:                  `a.p: affine quantization with 9 bits`,
+		`{"quantization": {"bits": 4, "group_size": 64, "a.p": {"mode": "mxfp8", "bits": 4}}}`: `a.p: mxfp8 quantization has 8 bits`,
+		`{"quantization": 4}`: `"quantization" must be an object`,
+	} {
+		_, err := Open(folder(t, config, "testdata/quant/quant.safetensors"))
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "config.json") {
+			t.Errorf("%s: %v, want %q", config, err, want)
+		}
+	}
 }
