@@ -196,6 +196,12 @@ func (c *Checkpoint) addSafetensors(path string) error {
 	if err != nil {
 		return err
 	}
+	return c.addMapped(file)
+}
+
+// addMapped adds the tensors of a file that is in memory.
+func (c *Checkpoint) addMapped(file int) error {
+	path := c.files[file].path
 	list, meta, err := parseSafetensors(c.files[file].data)
 	if err != nil {
 		return fmt.Errorf("%s: %w; download the file again", path, err)
