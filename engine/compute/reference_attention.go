@@ -95,17 +95,27 @@ func (s kvSide) write(page, head, at int, x []float32) {
 func (s kvSide) read(page, head, at int, x []float32) {
 	codes, scales, biases := s.where(page, head, at)
 	le := binary.LittleEndian
-	for i := range x {
-		switch {
-		case s.kv.Bits > 0:
-			code := codes[i*s.kv.Bits/8] >> (i * s.kv.Bits % 8) & byte(1<<s.kv.Bits-1)
-			g := i / s.kv.Group * 4
-			x[i] = float32(math.Float32frombits(le.Uint32(scales[g:]))*float32(code)) + math.Float32frombits(le.Uint32(biases[g:]))
-		case s.kv.Type == layout.F32:
+	bits, group, mask := s.kv.Bits, s.kv.Group, 1<<s.kv.Bits-1
+	switch {
+	case bits > 0:
+		for g := 0; g < len(x); g += group {
+			scale := math.Float32frombits(le.Uint32(scales[g/group*4:]))
+			bias := math.Float32frombits(le.Uint32(biases[g/group*4:]))
+			for i := g; i < min(g+group, len(x)); i++ {
+				code := int(codes[i*bits/8]) >> (i * bits % 8) & mask
+				x[i] = float32(scale*float32(code)) + bias
+			}
+		}
+	case s.kv.Type == layout.F32:
+		for i := range x {
 			x[i] = math.Float32frombits(le.Uint32(codes[4*i:]))
-		case s.kv.Type == layout.F16:
+		}
+	case s.kv.Type == layout.F16:
+		for i := range x {
 			x[i] = layout.F16ToF32(le.Uint16(codes[2*i:]))
-		case s.kv.Type == layout.BF16:
+		}
+	case s.kv.Type == layout.BF16:
+		for i := range x {
 			x[i] = math.Float32frombits(uint32(le.Uint16(codes[2*i:])) << 16)
 		}
 	}
@@ -231,7 +241,7 @@ func refAttention(o Attention) {
 			if o.Sinks.Given() {
 				whole.max, whole.sum = o.Sinks.F32(0)[h], 1
 			}
-			for block := lo / PageSize; block*PageSize < hi; block++ {
+			for block := lo / PageSize; lo < hi && block*PageSize < hi; block++ {
 				page, ok := o.Pages.pageOf(o.KV, segment, block)
 				if !ok {
 					continue

@@ -1,0 +1,176 @@
+package conformance
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
+)
+
+// memLayout is how the views of a case lie in memory.
+type memLayout int
+
+const (
+	memPacked  memLayout = iota // rows follow each other, aligned to 64 bytes
+	memSpread                   // rows lie apart, at odd element offsets
+	memLayouts                  // how many there are
+)
+
+// memory holds the buffers of one case. Around the elements of every view lie
+// guard words; after a run they must be as before.
+type memory struct {
+	b      compute.Backend
+	layout memLayout
+	bufs   []*compute.Buffer
+	guards []guard
+	freed  []func()
+	err    error
+}
+
+type guard struct {
+	b  *compute.Buffer
+	at int
+}
+
+// guardWord is a NaN, as float32, that no computation makes; as an id or
+// position it lies outside everything.
+const guardWord = 0x7fa5a5a5
+
+// front is the room before the first element.
+const front = 64
+
+func (m *memory) fail(err error) {
+	if m.err == nil {
+		m.err = err
+	}
+}
+
+// buffer allocates n bytes of data between guards and returns where they start.
+func (m *memory) buffer(label string, n int) (*compute.Buffer, int) {
+	size := front + (n+3)/4*4 + front
+	b, err := m.b.Alloc(label, size)
+	if err != nil || len(b.Bytes) < size {
+		m.fail(fmt.Errorf("allocating %d bytes: %v", size, err))
+		b = compute.NewBuffer(label, make([]byte, size), nil, nil)
+	}
+	m.bufs = append(m.bufs, b)
+	for at := 0; at < front; at += 4 {
+		m.guard(b, at)
+		m.guard(b, size-front+at)
+	}
+	return b, front
+}
+
+func (m *memory) guard(b *compute.Buffer, at int) {
+	binary.LittleEndian.PutUint32(b.Bytes[at:], guardWord)
+	m.guards = append(m.guards, guard{b, at})
+}
+
+// view returns rows x cols elements that hold NaN (F32) or nonsense (I32).
+func (m *memory) view(t layout.DType, rows, cols int) compute.View {
+	stride, shift := cols, 0
+	if m.layout == memSpread {
+		stride, shift = cols+5, 3
+	}
+	b, off := m.buffer("view", (rows*stride+shift)*4)
+	v := compute.View{Buf: b, Off: off + shift*4, Rows: rows, Cols: cols, Stride: stride, Type: t}
+	for i := range rows*stride + shift {
+		m.guard(b, off+i*4)
+		if i -= shift; i >= 0 && i%stride < cols {
+			m.guards = m.guards[:len(m.guards)-1] // an element is no guard
+		}
+	}
+	return v
+}
+
+// floats returns a view with the elements of x.
+func (m *memory) floats(rows, cols int, x []float32) compute.View {
+	v := m.view(layout.F32, rows, cols)
+	for r := range rows {
+		copy(v.F32(r), x[r*cols:(r+1)*cols])
+	}
+	return v
+}
+
+// pick returns a view with the chosen rows of x, each of cols elements.
+func (m *memory) pick(rows []int, cols int, x []float32) compute.View {
+	v := m.view(layout.F32, len(rows), cols)
+	for i, r := range rows {
+		copy(v.F32(i), x[r*cols:(r+1)*cols])
+	}
+	return v
+}
+
+// ints returns a view of one row.
+func (m *memory) ints(x ...int32) compute.View { return m.table(1, len(x), x) }
+
+func (m *memory) table(rows, cols int, x []int32) compute.View {
+	v := m.view(layout.I32, rows, cols)
+	for r := range rows {
+		copy(v.I32(r), x[r*cols:(r+1)*cols])
+	}
+	return v
+}
+
+// out returns an F32 view for results.
+func (m *memory) out(rows, cols int) compute.View { return m.view(layout.F32, rows, cols) }
+
+// outInts returns an I32 view for results.
+func (m *memory) outInts(rows, cols int) compute.View { return m.view(layout.I32, rows, cols) }
+
+// bytes returns n bytes of device memory that hold x, off bytes further than
+// aligned.
+func (m *memory) bytes(x []byte, off int) []byte {
+	if x == nil {
+		return nil
+	}
+	b, at := m.buffer("bytes", len(x)+off)
+	copy(b.Bytes[at+off:], x)
+	return b.Bytes[at+off:][:len(x):len(x)]
+}
+
+// load hands a weight to the backend until close.
+func (m *memory) load(w packed) *compute.Weight {
+	x := w.Matrix
+	off := 0
+	if m.layout == memSpread {
+		off = 4
+	}
+	x.Weight, x.Scales, x.Biases = m.bytes(x.Weight, off), m.bytes(x.Scales, off), m.bytes(x.Biases, off)
+	got, err := m.b.Load(x)
+	if err != nil {
+		m.fail(fmt.Errorf("loading %s: %w", x.Name, err))
+		return &compute.Weight{Matrix: x}
+	}
+	m.freed = append(m.freed, func() { m.b.Unload(got) })
+	return got
+}
+
+// run runs the ops and checks the guards.
+func (m *memory) run(ops ...compute.Op) error {
+	if m.err != nil {
+		return m.err
+	}
+	var p compute.Program
+	p.Add(ops...)
+	if err := compute.Run(m.b, &p, nil); err != nil {
+		return err
+	}
+	for _, g := range m.guards {
+		if binary.LittleEndian.Uint32(g.b.Bytes[g.at:]) != guardWord {
+			return errors.New("memory outside the views was written")
+		}
+	}
+	return nil
+}
+
+func (m *memory) close() {
+	for _, f := range m.freed {
+		f()
+	}
+	for _, b := range m.bufs {
+		b.Close()
+	}
+}
