@@ -34,8 +34,8 @@ func (c *Checkpoint) readBytes(name string, files map[string][]byte) (err error)
 	if c.quant, err = readQuantization(c.config); err != nil {
 		return err
 	}
-	data := c.alloc(len(files["model.safetensors"]))
+	data := newPages(len(files["model.safetensors"]))
 	copy(data, files["model.safetensors"])
-	c.files = append(c.files, mapped{name + "/model.safetensors", data, func() error { return nil }})
+	c.files = append(c.files, mapped{name + "/model.safetensors", data, false})
 	return c.addMapped(len(c.files) - 1)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unsafe"
 )
 
 // maxTensors bounds how many tensors one checkpoint may hold; the largest published ones hold a tenth of it.
@@ -48,9 +49,9 @@ type entry struct {
 
 // mapped is one weight file in memory.
 type mapped struct {
-	path string
-	data []byte
-	free func() error
+	path  string
+	data  []byte
+	paged bool // backed by the file, not read
 }
 
 // object is a decoded JSON object and the name errors call it by.
@@ -144,6 +145,27 @@ func (c *Checkpoint) Mappings() [][]byte {
 	return append(all, c.copies...)
 }
 
+// Evict tells the system that the given stored bytes are not needed for now, because a backend has repacked them. They
+// stay readable, from the file. It does nothing for copies and for files that were read instead of mapped.
+func (c *Checkpoint) Evict(b []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range c.files {
+		if f.paged && inside(f.data, b) {
+			dropPages(b)
+		}
+	}
+}
+
+// inside reports whether b is a part of region.
+func inside(region, b []byte) bool {
+	if len(b) == 0 || len(region) == 0 {
+		return false
+	}
+	lo, at := uintptr(unsafe.Pointer(&region[0])), uintptr(unsafe.Pointer(&b[0]))
+	return at >= lo && at+uintptr(len(b)) <= lo+uintptr(len(region))
+}
+
 // Rename replaces every tensor name by what f returns for it and drops those for which keep is false. Names follow
 // the stored ones into error texts and into the per-path entries of config.json, which keep meaning the stored names.
 // It fails, and changes nothing, when two tensors would get one name.
@@ -198,22 +220,25 @@ func (c *Checkpoint) Close() error {
 	c.closed = true
 	var errs []error
 	for _, f := range c.files {
-		errs = append(errs, f.free())
+		errs = append(errs, freePages(f.data))
 	}
 	for _, b := range c.copies {
 		errs = append(errs, freePages(b))
 	}
 	c.files, c.copies, c.arena, c.tensors = nil, nil, nil, nil
+	if c.gguf != nil {
+		c.gguf.values = nil
+	}
 	return errors.Join(errs...)
 }
 
 // mapFile adds the file at path and returns its index.
 func (c *Checkpoint) mapFile(path string) (int, error) {
-	data, free, err := mapFile(path)
+	f, err := mapFile(path)
 	if err != nil {
 		return 0, err
 	}
-	c.files = append(c.files, mapped{path, data, free})
+	c.files = append(c.files, f)
 	return len(c.files) - 1, nil
 }
 

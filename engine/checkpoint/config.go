@@ -246,10 +246,7 @@ func kind(v any) string {
 	case []any:
 		return "a list"
 	case string:
-		if len(v) > 40 {
-			return "a string"
-		}
-		return fmt.Sprintf("the string %q", v)
+		return fmt.Sprintf("the string %q", clip(v))
 	}
 	return fmt.Sprint(v)
 }

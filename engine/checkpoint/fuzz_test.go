@@ -52,7 +52,7 @@ func FuzzGGUF(f *testing.F) {
 				meta.Float(key)
 				meta.String(key)
 			}
-			c := &Checkpoint{path: "fuzz", gguf: meta, tensors: map[string]*entry{}, files: []mapped{{path: "fuzz", free: func() error { return nil }}}}
+			c := &Checkpoint{path: "fuzz", gguf: meta, tensors: map[string]*entry{}, files: []mapped{{path: "fuzz"}}}
 			defer c.Close()
 			if c.adoptGGUF(list) != nil {
 				return

@@ -20,7 +20,6 @@ const (
 	maxGGUFKeys   = 1 << 16
 	maxGGUFShards = 1 << 10
 	maxGGUFDims   = 4
-	maxGGUFName   = 1 << 10
 )
 
 // GGUF metadata types.
@@ -60,7 +59,8 @@ var ggufUnread = map[uint32]string{
 }
 
 // Metadata is the key-value part of a GGUF file (of the first shard of a split one). Values are decoded when asked
-// for; ok is false when the key is absent or of another type. A nil Metadata has no keys.
+// for; ok is false when the key is absent or of another type. A nil Metadata, and one whose checkpoint is closed, has
+// no keys.
 type Metadata struct {
 	values map[string]ggufValue
 }
@@ -251,7 +251,7 @@ func (r *ggufReader) u64(what string) uint64 {
 
 func (r *ggufReader) name(what string) string {
 	n := r.u64("the length of " + what)
-	if r.err == nil && n > maxGGUFName {
+	if r.err == nil && n > maxName {
 		r.fail("%s at byte %d claims %d bytes: the file is damaged", what, r.at, n)
 	}
 	return string(r.bytes(n, what))

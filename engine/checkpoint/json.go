@@ -9,6 +9,14 @@ import (
 	"unicode/utf8"
 )
 
+// clip shortens foreign text for an error.
+func clip(s string) string {
+	if len(s) > 60 {
+		return s[:60] + "…"
+	}
+	return s
+}
+
 // maxNesting bounds how deep arrays and objects may nest in any JSON we read.
 const maxNesting = 64
 
@@ -225,11 +233,11 @@ func (s *scanner) scalar() (any, error) {
 		if b := s.peek(); b == 0 && s.at >= len(s.text) {
 			return nil, s.errorf("the JSON ends where a value is expected")
 		}
-		return nil, s.errorf("%q is not a JSON value", string(s.text[s.at:min(len(s.text), s.at+max(len(w), 1))]))
+		return nil, s.errorf("%q is not a JSON value", clip(string(s.text[s.at:min(len(s.text), s.at+max(len(w), 1))])))
 	}
 	for _, b := range []byte(w) {
 		if (b < '0' || b > '9') && b != '-' && b != '+' && b != '.' && b != 'e' && b != 'E' {
-			return nil, s.errorf("%q is not a JSON value", w)
+			return nil, s.errorf("%q is not a JSON value", clip(w))
 		}
 	}
 	if n, err := strconv.ParseInt(w, 10, 64); err == nil {
@@ -237,7 +245,7 @@ func (s *scanner) scalar() (any, error) {
 	}
 	f, err := strconv.ParseFloat(w, 64)
 	if err != nil && !errors.Is(err, strconv.ErrRange) {
-		return nil, s.errorf("%q is not a JSON number", w)
+		return nil, s.errorf("%q is not a JSON number", clip(w))
 	}
 	return f, nil
 }

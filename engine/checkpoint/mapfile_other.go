@@ -15,5 +15,4 @@ func newPages(size int) []byte { return make([]byte, size) }
 
 func freePages([]byte) error { return nil }
 
-// Evict does nothing here: files are read, not mapped.
-func Evict([]byte) {}
+func dropPages([]byte) {}

@@ -28,15 +28,13 @@ func freePages(b []byte) error {
 	return nil
 }
 
-// Evict tells the system that the given bytes of a mapped file are not needed for now, because a backend has repacked
-// them. They stay readable. Whole pages inside b are dropped.
-func Evict(b []byte) {
-	page := os.Getpagesize()
-	lo := (page - int(addr(b)%uintptr(page))) % page
-	hi := len(b) - int((addr(b)+uintptr(len(b)))%uintptr(page))
+// dropPages gives up the whole pages inside b, which must be a view of a mapped file.
+func dropPages(b []byte) {
+	page := uintptr(os.Getpagesize())
+	start := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	lo := int((page - start%page) % page)
+	hi := len(b) - int((start+uintptr(len(b)))%page)
 	if lo < hi {
 		_ = unix.Madvise(b[lo:hi], unix.MADV_DONTNEED) // advice: failing changes nothing
 	}
 }
-
-func addr(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -19,6 +19,7 @@ const (
 	maxHeaderBytes = 100_000_000 // the limit of the format's own library
 	maxIndexBytes  = 64 << 20
 	maxDims        = 8
+	maxName        = 1 << 10
 )
 
 // openFolder opens a model folder.
@@ -158,7 +159,7 @@ func parseIndex(text []byte) (map[string]string, error) {
 				return err
 			}
 			if file == "" || file == "." || file == ".." || strings.ContainsAny(file, `/\`) {
-				return fmt.Errorf("tensor %q is said to be in %q, which is not a file name", name, file)
+				return fmt.Errorf("tensor %q is said to be in %q, which is not a file name", clip(name), clip(file))
 			}
 			if len(index) >= maxTensors {
 				return fmt.Errorf("more than %d tensors", maxTensors)
@@ -245,6 +246,9 @@ func parseSafetensors(file []byte) ([]*entry, map[string]string, error) {
 	seen := map[string]bool{}
 	s := scanner{text: header}
 	err := s.object(func(name string) error {
+		if len(name) > maxName {
+			return fmt.Errorf("a tensor name has %d bytes", len(name))
+		}
 		if seen[name] {
 			return fmt.Errorf("tensor %q is listed twice", name)
 		}
@@ -356,7 +360,7 @@ func (s *scanner) tensorHeader(name string) (e *entry, lo, hi uint64, err error)
 	}
 	var known bool
 	if e.dtype, known = parseDType(dtype); !known {
-		return e, 0, 0, bad("element type %q is unknown; convert the model to F32, F16, BF16 or an MLX quantization", dtype)
+		return e, 0, 0, bad("element type %q is unknown; convert the model to F32, F16, BF16 or an MLX quantization", clip(dtype))
 	}
 	if !shaped || len(offsets) != 2 {
 		return e, 0, 0, bad("shape or data_offsets are missing")
@@ -379,10 +383,10 @@ func (s *scanner) natural() (uint64, error) {
 	w := s.word()
 	n, err := strconv.ParseUint(w, 10, 64)
 	if errors.Is(err, strconv.ErrRange) {
-		return 0, s.errorf("%s is too large", w)
+		return 0, s.errorf("%s is too large", clip(w))
 	}
 	if err != nil {
-		return 0, s.errorf("%q is not a whole number of at least 0", w)
+		return 0, s.errorf("%q is not a whole number of at least 0", clip(w))
 	}
 	return n, nil
 }

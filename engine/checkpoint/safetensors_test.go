@@ -83,6 +83,11 @@ func TestTensorTypes(t *testing.T) {
 	if c.Config().Err() != nil || !c.Config().Empty() || c.RawConfig() != nil || !c.GenerationConfig().Empty() {
 		t.Error("a lone file has a config")
 	}
+	bare := must(Open(writeFile(t, filepath.Join(t.TempDir(), "w.safetensors"), withHeader([]byte(`{"__metadata__":null,"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}   `), []byte{1}))))(t)
+	defer bare.Close()
+	if !bare.Has("a") || len(bare.FileMetadata()) != 0 {
+		t.Error("a header with a null metadata map reads wrong")
+	}
 	if names := c.Names(); len(names) != len(list) || !slices.IsSorted(names) {
 		t.Errorf("names %v", names)
 	}
@@ -136,13 +141,15 @@ func TestSafetensorsFaults(t *testing.T) {
 		{"gap at the start", one(entry("F32", "[2]", "[4,12]"), 12), `gap of 4 bytes before tensor "bad"`},
 		{"bytes after the end", one(ok, 9), "1 bytes follow the last tensor"},
 		{"a tensor twice", withHeader([]byte(`{"bad":`+ok+`,"bad":`+ok+`}`), make([]byte, 8)), `tensor "bad" is listed twice`},
+		{"a huge name", withHeader([]byte(`{"`+strings.Repeat("x", 1<<20)+`":`+ok+`}`), make([]byte, 8)), "a tensor name has 1048576 bytes"},
+		{"a huge number", one(entry("F32", "["+strings.Repeat("1", 1<<20)+"]", "[0,8]"), 8), "too large"},
 		{"a string that never ends", withHeader([]byte(`{"bad`), nil), "string without an end"},
 		{"control character", withHeader([]byte("{\"b\x01\":1}"), nil), "control character"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := writeFile(t, filepath.Join(t.TempDir(), "weights.safetensors"), tc.file)
 			c, err := Open(path)
-			if err == nil || c != nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "download") {
+			if err == nil || c != nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "download") || len(err.Error()) > 500 {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
