@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/viper"
+
+	"sparkbar/engine"
+)
+
+// Flags are read as flag, then SPARKBAR_<NAME>, then MLX_DSPARK_<NAME>, then
+// the default.
+func bind(cmd *cobra.Command) (*viper.Viper, error) {
+	v := viper.New()
+	if err := v.BindPFlags(cmd.Flags()); err != nil {
+		return nil, err
+	}
+	for _, key := range v.AllKeys() {
+		name := strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
+		if err := v.BindEnv(key, "SPARKBAR_"+name, "MLX_DSPARK_"+name); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+// modelFlags are those that say how a model is loaded.
+func modelFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.String("model", "", "model to load: a folder, a GGUF file, or demo (default demo)")
+	f.String("target", "", "alias of --model")
+	f.String("drafter", "", "drafter folder (default: the pair's own)")
+	f.String("mode", "auto", "auto, dspark, dflash, lookup, draft or baseline")
+	f.String("max-draft", "", "drafted tokens per round: a number, or auto")
+	f.Float64("confidence-threshold", 0, "cut drafts whose confidence falls below this (0 = never)")
+	f.Bool("lookup-drafts", true, "copy from the context where it repeats itself, beside a drafter")
+	f.Bool("no-lookup-drafts", false, "never copy from the context beside a drafter")
+	f.Int("context-window", 0, "longest prompt and answer in tokens (0 = the model's own)")
+	f.Int("kv-bits", 0, "quantize the KV cache to 4 or 8 bits (0 = not)")
+	f.Int("drafter-window", 4096, "positions of context that a draft block attends (0 = all)")
+	f.Bool("warmup", true, "run a short generation after loading")
+	f.Bool("no-warmup", false, "skip the warm-up")
+	f.Bool("no-thinking", false, "thinking off by default")
+	f.String("reasoning-effort", "", "default effort: low, medium, high or xhigh")
+	f.Int("threads", 0, "threads of the CPU backend (0 = all cores)")
+	f.Bool("exact", false, "float32 arithmetic everywhere (slower)")
+	f.String("backend", "cpu", "cpu or reference")
+}
+
+// loadRequest reads the model flags.
+func loadRequest(v *viper.Viper) (engine.LoadRequest, error) {
+	r := engine.LoadRequest{Model: v.GetString("model"), Drafter: v.GetString("drafter"), Mode: v.GetString("mode")}
+	if r.Model == "" {
+		r.Model = v.GetString("target")
+	}
+	if r.Model == "" {
+		r.Model = demoID
+	}
+	if s := v.GetString("max-draft"); s != "" && s != "auto" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return r, &usageError{fmt.Errorf("--max-draft must be an integer or 'auto', got '%s'", s)}
+		}
+		n = max(n, 1)
+		r.MaxDraft = &n
+	}
+	if v.IsSet("confidence-threshold") {
+		r.ConfidenceThreshold = pointer(v.GetFloat64("confidence-threshold"))
+	}
+	if v.GetBool("no-lookup-drafts") {
+		r.LookupDrafts = pointer(false)
+	} else if v.IsSet("lookup-drafts") {
+		r.LookupDrafts = pointer(v.GetBool("lookup-drafts"))
+	}
+	r.ContextWindow = pointer(v.GetInt("context-window"))
+	r.KVBits = pointer(v.GetInt("kv-bits"))
+	r.DrafterWindow = pointer(v.GetInt("drafter-window"))
+	r.Warmup = pointer(v.GetBool("warmup") && !v.GetBool("no-warmup"))
+	if v.GetBool("no-thinking") {
+		r.EnableThinking = pointer(false)
+	}
+	if s := v.GetString("reasoning-effort"); s != "" {
+		if !slices.Contains([]string{"low", "medium", "high", "xhigh"}, s) {
+			return r, &usageError{fmt.Errorf("--reasoning-effort must be one of low, medium, high, xhigh, got '%s'", s)}
+		}
+		r.ReasoningEffort = &s
+	}
+	return r, nil
+}
+
+func pointer[T any](v T) *T { return &v }

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the build from the repository's tags.
+var version = "dev"
+
+func main() {
+	if err := root().Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "sparkbar:", err)
+		var usage *usageError
+		if errors.As(err, &usage) {
+			os.Exit(2)
+		}
+		os.Exit(1)
+	}
+}
+
+// usageError is a mistake on the command line.
+type usageError struct{ error }
+
+func root() *cobra.Command {
+	serve := serveCommand()
+	cmd := &cobra.Command{
+		Use:           "sparkbar",
+		Short:         "A private LLM endpoint with lossless speculative decoding",
+		Long:          "Sparkbar serves local language models over the OpenAI and Anthropic HTTP APIs,\nwith an engine of its own and lossless speculative decoding.\n\nWithout a command it does what `sparkbar serve` does.",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(*cobra.Command, []string) error { return serve.RunE(serve, nil) },
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	cmd.AddCommand(serve, chatCommand(), versionCommand())
+	cmd.Version = version
+	return cmd
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) {
+			rev := ""
+			if info, ok := debug.ReadBuildInfo(); ok {
+				for _, s := range info.Settings {
+					if s.Key == "vcs.revision" {
+						rev = " " + s.Value[:min(12, len(s.Value))]
+					}
+				}
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "sparkbar %s%s %s %s/%s\n", version, rev, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		},
+	}
+}

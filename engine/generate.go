@@ -1,0 +1,272 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"sparkbar/engine/decode"
+	"sparkbar/engine/sample"
+	"sparkbar/engine/telemetry"
+)
+
+// RequestEvent tells how a generation stands.
+type RequestEvent struct {
+	ID     string                    `json:"id"`
+	State  string                    `json:"state"` // queued, running, done, failed
+	Model  string                    `json:"model"`
+	Prompt int                       `json:"prompt_tokens"`
+	Stats  *telemetry.RequestSummary `json:"stats,omitempty"`
+	Error  string                    `json:"error,omitempty"`
+}
+
+// CountTokens renders a prompt and counts its tokens. It never waits for
+// running generations.
+func (e *Engine) CountTokens(ctx context.Context, p Prompt) (int, error) {
+	l, err := e.take()
+	if err != nil {
+		return 0, err
+	}
+	defer l.users.Done()
+	ids, err := l.encode(p)
+	return len(ids), err
+}
+
+// Generate runs one request to its end. emit gets deltas in order, on the
+// caller's goroutine; a slow emit holds nobody else up, and its error, like the
+// end of ctx, stops the generation within a round.
+//
+// Sampling values come from the request, else from the server's options, else
+// from the model's generation_config.json, else are greedy (temperature 0,
+// top_p 1, top_k 0).
+func (e *Engine) Generate(ctx context.Context, req Request, emit func(Delta) error) (Result, error) {
+	l, err := e.take()
+	if err != nil {
+		return Result{}, err
+	}
+	defer l.users.Done()
+	ids, err := l.encode(req.Prompt)
+	if err != nil {
+		return Result{}, err
+	}
+	job, err := e.plan(l, &req, ids)
+	if err != nil {
+		return Result{}, err
+	}
+	event := RequestEvent{ID: req.ID, State: "queued", Model: l.info.ID, Prompt: len(ids)}
+	e.bus.Publish("request", event)
+	if err := e.queue.acquire(ctx, req.Client); err != nil {
+		event.State, event.Error = "failed", err.Error()
+		e.bus.Publish("request", event)
+		return Result{}, err
+	}
+	defer e.queue.release()
+	event.State = "running"
+	e.bus.Publish("request", event)
+
+	res, err := e.runJob(ctx, l, req, job, emit)
+	event.State, event.Stats = "done", &res.Stats
+	if err != nil {
+		event.State, event.Error, event.Stats = "failed", err.Error(), nil
+	}
+	e.bus.Publish("request", event)
+	return res, err
+}
+
+// plan checks a request against the model and turns it into a job.
+func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) {
+	window := l.controls.maxContext
+	if len(ids) == 0 {
+		return decode.Job{}, &Error{Kind: ErrInvalid, Field: "prompt", Message: "the prompt is empty; send at least one token"}
+	}
+	if len(ids) >= window {
+		return decode.Job{}, &Error{Kind: ErrContextLength, Message: fmt.Sprintf("prompt is too long: %d tokens > %d maximum", len(ids), window)}
+	}
+	limit := req.MaxTokens
+	if limit <= 0 {
+		limit = e.opts.DefaultMaxTokens
+	}
+	limit = max(1, min(limit, e.opts.MaxTokensCap, window-len(ids)))
+	p := req.Sampling.Params
+	chain := func(dst *float64, def float64, values ...*float64) {
+		*dst = def
+		for _, v := range values {
+			if v != nil {
+				*dst = *v
+				return
+			}
+		}
+	}
+	s, d := req.Sampling, l.defaults
+	chain(&p.Temperature, 0, s.Temperature, e.opts.Temperature, d.temperature)
+	chain(&p.TopP, 1, s.TopP, e.opts.TopP, d.topP)
+	chain(&p.MinP, p.MinP, s.MinP)
+	for _, k := range []*int{s.TopK, e.opts.TopK, d.topK} {
+		if k != nil {
+			p.TopK = *k
+			break
+		}
+	}
+	if s.Seed != nil {
+		p.Seed = s.Seed
+	}
+	if p.TopK >= l.info.Vocab {
+		p.TopK = 0 // keeps everything
+	}
+	if err := p.Validate(l.info.Vocab); err != nil {
+		bad := &Error{Kind: ErrInvalid, Message: err.Error(), Cause: err}
+		var pe *sample.ParamError
+		if errors.As(err, &pe) {
+			bad.Field = pe.Field
+		}
+		return decode.Job{}, bad
+	}
+	k := l.controls
+	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup}
+	if err := l.run.Check(&j); err != nil {
+		return decode.Job{}, &Error{Kind: ErrInvalid, Message: err.Error(), Cause: err}
+	}
+	return j, nil
+}
+
+// runJob runs a job on the model's goroutine and hands its deltas to emit.
+func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, j decode.Job, emit func(Delta) error) (Result, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	box := newMailbox()
+	a := newAnswer(l, req, box.put)
+	began := e.opts.Now()
+	var ttft time.Duration
+	j.Prefill = func(done, total int) {
+		box.put(Delta{Prefill: &Progress{done, total}})
+		e.bus.Publish("prefill", telemetry.Prefill{Type: "prefill", Req: req.ID, Mode: l.info.Mode, Processed: done, Total: total, Done: done == total, T: l.log.Since(e.opts.Now())})
+	}
+	j.Round = func(r decode.Round) {
+		e.bus.Publish("round", l.log.Record(telemetry.Round{Req: req.ID, Mode: l.info.Mode, I: r.Index, Drafted: len(r.Draft), Accepted: r.Accepted,
+			Committed: len(r.Committed), Cap: r.Cap, Source: string(r.Source), MS: float64(r.Time) / float64(time.Millisecond)}, e.opts.Now()))
+	}
+	j.Emit = func(ts []decode.Token) bool {
+		if ttft == 0 {
+			ttft = e.opts.Now().Sub(began)
+		}
+		return a.add(ts)
+	}
+	var out decode.Outcome
+	var err error
+	cold := l.cold.Load()
+	go func() {
+		defer box.close()
+		l.do(func() { out, err = l.run.Generate(ctx, j); l.cold.Store(false) })
+	}()
+	for {
+		deltas, open := box.take()
+		for _, d := range deltas {
+			if emit == nil {
+				continue
+			}
+			if e := emit(d); e != nil {
+				cancel(e)
+				emit = nil
+			}
+		}
+		if !open {
+			break
+		}
+	}
+	if err != nil {
+		return Result{}, generationError(ctx, err)
+	}
+	res := a.finish(out)
+	for _, d := range box.rest() {
+		if emit != nil {
+			if e := emit(d); e != nil {
+				return Result{}, generationError(ctx, e)
+			}
+		}
+	}
+	t := telemetry.Request{Mode: l.info.Mode, PromptTokens: len(j.Prompt), CachedTokens: out.Cached, CompletionTokens: len(out.Tokens), Rounds: out.Rounds,
+		TargetForwards: out.TargetForwards, LookupRounds: out.LookupRounds, Seconds: out.Total.Seconds(), PrefillSeconds: out.Prefill.Seconds(),
+		TTFTSeconds: ttft.Seconds(), Decay: l.log.Decay(req.ID), Cold: cold}
+	if l.info.Mode != "baseline" {
+		c := out.Cap
+		if l.info.Mode == "lookup" {
+			c = 6
+		}
+		t.Cap = &c
+	}
+	l.totals.Add(&t)
+	res.Model, res.PromptTokens, res.Stats = l.info.ID, j.Prompt, t.Summary()
+	return res, nil
+}
+
+func generationError(ctx context.Context, err error) error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case ctx.Err() != nil:
+		return &Error{Kind: ErrCancelled, Message: "the generation was cancelled", Cause: err}
+	}
+	return &Error{Kind: ErrInternal, Message: "generation failed: " + err.Error(), Cause: err}
+}
+
+// mailbox carries deltas from the model's goroutine to the caller's without
+// ever making the former wait.
+type mailbox struct {
+	mu     sync.Mutex
+	items  []Delta
+	closed bool
+	signal chan struct{}
+}
+
+func newMailbox() *mailbox { return &mailbox{signal: make(chan struct{}, 1)} }
+
+func (m *mailbox) put(d Delta) {
+	m.mu.Lock()
+	m.items = append(m.items, d)
+	m.mu.Unlock()
+	m.wake()
+}
+
+func (m *mailbox) wake() {
+	select {
+	case m.signal <- struct{}{}:
+	default:
+	}
+}
+
+func (m *mailbox) close() {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.wake()
+}
+
+// take waits for deltas; open is false once the mailbox is closed and empty.
+func (m *mailbox) take() (items []Delta, open bool) {
+	<-m.signal
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	items, m.items = m.items, nil
+	return items, !m.closed
+}
+
+// rest returns what was put in after the end.
+func (m *mailbox) rest() []Delta {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	items := m.items
+	m.items = nil
+	return items
+}
+
+// callID returns a new id of a tool call.
+func callID() string {
+	var b [12]byte
+	rand.Read(b[:])
+	return "call_" + hex.EncodeToString(b[:])
+}

@@ -1,0 +1,176 @@
+package engine
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"sparkbar/engine/compute"
+)
+
+// Options configure an Engine. The zero value of a field means its default.
+type Options struct {
+	Version string
+	// Backend makes the backend that a model is loaded on; each loaded model has
+	// its own.
+	Backend func() (compute.Backend, error)
+	// Builtins are models that are part of the program, by id.
+	Builtins map[string]Builtin
+	// ModelRoot limits which folders a LoadRequest of a client may name; see
+	// Engine.LoadFrom.
+	ModelRoot string
+
+	DefaultMaxTokens int // 2048
+	MaxTokensCap     int // 32768
+	// Temperature, TopP and TopK are the server's defaults; nil = the model's.
+	Temperature, TopP *float64
+	TopK              *int
+
+	// Base holds the settings that every load starts from.
+	Base LoadRequest
+
+	QueueLimit int // waiting generations; 64
+	// CacheTokens is how many tokens of context all conversations together may
+	// hold; 0 = twice the context window, at most 256k.
+	CacheTokens int
+	// Slots is how many finished conversations are kept for reuse; 2. Negative
+	// = none.
+	Slots int
+
+	Now func() time.Time
+}
+
+// Builtin is a model that is part of the program: the files of a target folder
+// and, if it has one, of its drafter's folder.
+type Builtin struct {
+	Target  map[string][]byte
+	Drafter map[string][]byte
+}
+
+func (o *Options) defaults() {
+	if o.DefaultMaxTokens <= 0 {
+		o.DefaultMaxTokens = 2048
+	}
+	if o.MaxTokensCap <= 0 {
+		o.MaxTokensCap = 32768
+	}
+	if o.QueueLimit <= 0 {
+		o.QueueLimit = 64
+	}
+	if o.Slots == 0 {
+		o.Slots = 2
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+}
+
+// merge lays the given fields of r over base.
+func merge(base, r LoadRequest) LoadRequest {
+	out := base
+	out.Model, out.Unused = r.Model, r.Unused
+	// The start-up drafter belongs to the start-up model only.
+	out.Drafter = r.Drafter
+	if r.Drafter == "" && (r.Model == base.Model || r.Model == "") {
+		out.Drafter = base.Drafter
+	}
+	if out.Model == "" {
+		out.Model = base.Model
+	}
+	if r.Mode != "" {
+		out.Mode = r.Mode
+	}
+	over(&out.MaxDraft, r.MaxDraft)
+	over(&out.LookupDrafts, r.LookupDrafts)
+	over(&out.ConfidenceThreshold, r.ConfidenceThreshold)
+	over(&out.ContextWindow, r.ContextWindow)
+	over(&out.KVBits, r.KVBits)
+	over(&out.DrafterWindow, r.DrafterWindow)
+	over(&out.DrafterBits, r.DrafterBits)
+	over(&out.Warmup, r.Warmup)
+	over(&out.EnableThinking, r.EnableThinking)
+	over(&out.ReasoningEffort, r.ReasoningEffort)
+	return out
+}
+
+func over[T any](dst **T, v *T) {
+	if v != nil {
+		*dst = v
+	}
+}
+
+func value[T any](p *T, def T) T {
+	if p == nil {
+		return def
+	}
+	return *p
+}
+
+// modes are the values of LoadRequest.Mode.
+var modes = []string{"auto", "dspark", "dflash", "lookup", "draft", "baseline"}
+
+// validate checks a load request before anything is touched.
+func (o *Options) validate(r LoadRequest, trusted bool) error {
+	bad := func(field, format string, args ...any) error {
+		return &Error{Kind: ErrInvalid, Field: field, Message: fmt.Sprintf(format, args...)}
+	}
+	if r.Model == "" {
+		return bad("model", "load needs a 'model' (repo or path)")
+	}
+	ok := r.Mode == ""
+	for _, m := range modes {
+		ok = ok || m == r.Mode
+	}
+	if !ok {
+		return bad("mode", "mode must be one of %s, got %q", strings.Join(modes, ", "), r.Mode)
+	}
+	if n := value(r.MaxDraft, 0); n < 0 || n > 64 {
+		return bad("max_draft", "'max_draft' must be a number of tokens from 1 to 64, or 0 for automatic, got %d", n)
+	}
+	if c := value(r.ConfidenceThreshold, 0); !(c >= 0 && c <= 1) {
+		return bad("confidence_threshold", "'confidence_threshold' must be a number in [0, 1], got %v", c)
+	}
+	if w := value(r.ContextWindow, 0); w != 0 && (w < 16 || w > 10_000_000) {
+		return bad("context_window", "'context_window' must be from 16 to 10000000 tokens, or 0 for the model's own maximum, got %d", w)
+	}
+	if b := value(r.KVBits, 0); b != 0 && b != 4 && b != 8 {
+		return bad("kv_bits", "'kv_bits' must be 0 (full precision), 4 or 8, got %d", b)
+	}
+	if w := value(r.DrafterWindow, 0); w < 0 {
+		return bad("drafter_window", "'drafter_window' must not be negative, got %d", w)
+	}
+	if !trusted {
+		for _, f := range []struct{ field, path string }{{"model", r.Model}, {"drafter", r.Drafter}} {
+			if err := o.inside(f.field, f.path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// inside refuses paths outside the model root that a client names.
+func (o *Options) inside(field, path string) error {
+	if _, ok := o.Builtins[path]; ok || path == "" {
+		return nil
+	}
+	if _, err := os.Stat(path); err != nil {
+		return nil // not a path: resolved, or refused, by name
+	}
+	root, err := filepath.EvalSymlinks(o.ModelRoot)
+	if err == nil {
+		root, err = filepath.Abs(root)
+	}
+	full, err2 := filepath.EvalSymlinks(path)
+	if err2 == nil {
+		full, err2 = filepath.Abs(full)
+	}
+	if o.ModelRoot != "" && err == nil && err2 == nil {
+		if rel, err := filepath.Rel(root, full); err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+			return nil
+		}
+	}
+	return &Error{Kind: ErrInvalid, Field: field, Message: fmt.Sprintf("%s %q lies outside the folder that models may be loaded from; start the server with --model-root to allow it", field, path)}
+}

@@ -1,0 +1,30 @@
+package resources
+
+import (
+	"embed"
+	"io/fs"
+	"path"
+)
+
+//go:embed demo
+var demo embed.FS
+
+// Demo returns the files of the demo chat model and of its DSpark drafter, by
+// name. They were trained from a corpus of our own; see demo/README.md.
+func Demo() (target, drafter map[string][]byte) { return files("demo/chat"), files("demo/dspark") }
+
+func files(dir string) map[string][]byte {
+	out := map[string][]byte{}
+	entries, err := fs.ReadDir(demo, dir)
+	if err != nil {
+		panic(err) // embedded at build time
+	}
+	for _, e := range entries {
+		b, err := demo.ReadFile(path.Join(dir, e.Name()))
+		if err != nil {
+			panic(err)
+		}
+		out[e.Name()] = b
+	}
+	return out
+}
