@@ -88,10 +88,11 @@ func MLXLMProfile() Profile {
 		EngineStatus: func(e *apiError) int {
 			// That server answers 404 to whatever fails behind its validation;
 			// requests that would end its worker are refused by field instead.
-			if e.Status == http.StatusBadRequest && e.Field != "" && !strings.HasPrefix(e.Field, "messages") {
-				return http.StatusBadRequest
+			field := e.Field != "" && !strings.HasPrefix(e.Field, "messages")
+			if e.Status == http.StatusInternalServerError || e.Status == http.StatusBadRequest && !field {
+				return http.StatusNotFound
 			}
-			return http.StatusNotFound
+			return e.Status
 		},
 		BadJSON:     "Invalid JSON in request body",
 		NotAnObject: "Request should be a JSON dictionary",

@@ -32,7 +32,10 @@ type Engine interface {
 	CancelLoad() bool
 	Unload(ctx context.Context) (engine.Status, error)
 	Events() *telemetry.Bus
+	// Rounds is the log of the loaded model, empty without one.
 	Rounds() *telemetry.Log
+	// Totals counts what the loaded model has done since its load.
+	Totals() telemetry.TotalsReport
 }
 
 // Options of a server. The zero value is a server without keys for callers on
@@ -81,7 +84,6 @@ type Server struct {
 	router   *gin.Engine
 	methods  map[string]string // path → methods, for 405
 	stopping chan struct{}     // closed when Serve begins to drain
-	started  time.Time
 }
 
 // New returns a server for e.
@@ -99,7 +101,7 @@ func New(e Engine, o Options) *Server {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{engine: e, options: o, profile: o.Profile, keys: hashKeys(o.Keys),
-		methods: map[string]string{}, stopping: make(chan struct{}), started: time.Now()}
+		methods: map[string]string{}, stopping: make(chan struct{})}
 	gin.SetMode(gin.ReleaseMode)
 	s.router = gin.New()
 	s.router.RedirectTrailingSlash = false

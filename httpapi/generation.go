@@ -1,0 +1,411 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"sparkbar/engine"
+)
+
+// maxParallel bounds the generations that one HTTP request keeps in flight.
+const maxParallel = 8
+
+// frames writes a generation as the events of one dialect. Methods return the
+// write error of the stream.
+type frames interface {
+	begin(out *eventStream) error
+	delta(out *eventStream, index int, d engine.Delta) error
+	keepAlive(out *eventStream, p engine.Progress) error
+	end(out *eventStream, results []engine.Result) error
+	fail(out *eventStream, e *apiError) error
+}
+
+// ready returns the engine's state, or why nothing can answer.
+func (s *Server) ready() (engine.Status, *apiError) {
+	st := s.engine.Status()
+	if st.Model != nil {
+		return st, nil
+	}
+	switch st.State {
+	case engine.StateResolving, engine.StateLoading, engine.StateWarming, engine.StateSwapping:
+		return st, loading()
+	}
+	return st, noModel()
+}
+
+// open reads the body of a generation route and checks the model it names.
+// The returned name is what the answer shows as "model".
+func (s *Server) open(c *gin.Context) (f *fields, st engine.Status, model string, err *apiError) {
+	if f, err = s.body(c); err != nil {
+		return
+	}
+	if st, err = s.ready(); err != nil {
+		return
+	}
+	model = st.Model.ID
+	if name := f.text("model"); f.err != nil {
+		err = f.err
+	} else if name != nil && *name != "" {
+		model = *name
+		if !serves(st.Model, model) {
+			err = &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Field: "model",
+				Message: fmt.Sprintf("model '%s' is not loaded here; load it with POST /admin/load, or name '%s'", shorten(model), st.Model.ID)}
+		}
+	}
+	return
+}
+
+// serves reports whether the loaded model answers to a name. Names without a
+// slash that are not ours (claude-*, gpt-*) are aliases that clients insist on.
+func serves(m *engine.ModelInfo, name string) bool {
+	return !strings.Contains(name, "/") || name == m.Target || strings.HasSuffix(m.Target, "/"+name)
+}
+
+func shorten(s string) string {
+	if len(s) > 200 {
+		return strings.ToValidUTF8(s[:200], "") + "…"
+	}
+	return s
+}
+
+// fingerprint names what decides the bits of an answer.
+func fingerprint(st engine.Status) string {
+	return "sparkbar-" + st.Version + "-" + st.Model.Backend
+}
+
+// maxTokens reads the first limit that is set.
+func (s *Server) maxTokens(f *fields, keys ...string) int {
+	for _, key := range keys {
+		if n := f.integer(key, s.profile.MinMaxTokens, math.MaxInt32); n != nil && *n > 0 {
+			return *n
+		}
+	}
+	return s.profile.MaxTokens
+}
+
+// sampling reads the fields that all OpenAI-shaped routes share; Anthropic
+// requests use a part of them.
+func (s *Server) sampling(f *fields) engine.Sampling {
+	p := &s.profile
+	v := engine.Sampling{
+		Temperature: f.number("temperature", 0, math.MaxFloat32),
+		TopP:        f.number("top_p", 0, 1),
+		MinP:        f.number("min_p", 0, 1),
+		TopK:        f.integer("top_k", p.MinTopK, math.MaxInt32),
+		Seed:        f.seed(),
+	}
+	if v.Temperature == nil {
+		v.Temperature = p.Temperature
+	}
+	if v.TopK != nil && *v.TopK < 0 {
+		*v.TopK = 0 // off
+	}
+	set := func(dst *float64, key string, lo, hi float64) {
+		if x := f.number(key, lo, hi); x != nil {
+			*dst = *x
+		}
+	}
+	q := &v.Params
+	set(&q.XTCProbability, "xtc_probability", 0, 1)
+	set(&q.XTCThreshold, "xtc_threshold", 0, 0.5)
+	set(&q.RepetitionPenalty, "repetition_penalty", 0, math.MaxFloat32)
+	set(&q.PresencePenalty, "presence_penalty", -math.MaxFloat32, math.MaxFloat32)
+	set(&q.FrequencyPenalty, "frequency_penalty", -math.MaxFloat32, math.MaxFloat32)
+	window := func(key string) *int {
+		if n := f.integer(key, 0, math.MaxInt32); n != nil {
+			return n
+		}
+		return p.PenaltyWindow
+	}
+	q.RepetitionContextSize = window("repetition_context_size")
+	q.PresenceContextSize = window("presence_context_size")
+	q.FrequencyContextSize = window("frequency_context_size")
+	q.LogitBias = f.logitBias()
+	return v
+}
+
+// seed accepts any 64-bit integer; a negative one is taken as its bits.
+func (f *fields) seed() *uint64 {
+	v, ok := f.get("seed")
+	if !ok {
+		return nil
+	}
+	if u, err := strconv.ParseUint(string(v), 10, 64); err == nil {
+		return &u
+	}
+	n, ok := parseInteger(v)
+	if !ok {
+		f.badType("seed", "integer")
+		return nil
+	}
+	u := uint64(n)
+	return &u
+}
+
+// logitBias reads {"<token id>": bias}; biases may be written as strings.
+func (f *fields) logitBias() map[int32]float64 {
+	o := f.object("logit_bias")
+	if o == nil {
+		return nil
+	}
+	bias := make(map[int32]float64, len(o.raw))
+	for key, v := range o.raw {
+		id, err := strconv.ParseInt(key, 10, 32)
+		x, ok := parseNumber([]byte(strings.Trim(string(v), `"`)))
+		if err != nil || id < 0 || !ok {
+			f.badType("logit_bias", "a dict of int to float")
+			return nil
+		}
+		bias[int32(id)] = x
+	}
+	return bias
+}
+
+// derivedSeed gives each choice of a request its own stream of random numbers;
+// the first keeps the seed as it is.
+func derivedSeed(seed *uint64, choice int) *uint64 {
+	if seed == nil || choice == 0 {
+		return seed
+	}
+	z := *seed + uint64(choice)*0x9e3779b97f4a7c15 // SplitMix64
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	z ^= z >> 31
+	return &z
+}
+
+// choices makes n requests of one: own ids, own seeds.
+func choices(req engine.Request, n int) []engine.Request {
+	all := make([]engine.Request, n)
+	for i := range all {
+		all[i] = req
+		all[i].Sampling.Seed = derivedSeed(req.Sampling.Seed, i)
+		if i > 0 {
+			all[i].ID = req.ID + "-" + strconv.Itoa(i)
+		}
+	}
+	return all
+}
+
+// run generates all requests, up to maxParallel at once. emit may be called
+// for several of them at the same time. The first error ends all.
+func (s *Server) run(ctx context.Context, reqs []engine.Request, emit func(int, engine.Delta) error) ([]engine.Result, error) {
+	results := make([]engine.Result, len(reqs))
+	if len(reqs) == 1 {
+		var err error
+		results[0], err = s.generate(ctx, reqs[0], func(d engine.Delta) error { return emit(0, d) })
+		return results, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, maxParallel)
+	for i := range reqs {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if ctx.Err() != nil {
+				return
+			}
+			var err error
+			if results[i], err = s.generate(ctx, reqs[i], func(d engine.Delta) error { return emit(i, d) }); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	wg.Wait()
+	return results, context.Cause(ctx)
+}
+
+// generate calls the engine and turns a panic into an error of this request.
+func (s *Server) generate(ctx context.Context, req engine.Request, emit func(engine.Delta) error) (res engine.Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.options.Log.Error("panic", "request", req.ID, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = &engine.Error{Kind: engine.ErrInternal, Message: "internal error, see the log for request " + req.ID}
+		}
+	}()
+	return s.engine.Generate(ctx, req, emit)
+}
+
+// failure turns the error of a generation into an answer.
+func (s *Server) failure(err error) *apiError {
+	e := fromEngine(err, "generation failed")
+	if s.isStopping() && (e.Status == http.StatusConflict || errors.Is(err, context.Canceled)) {
+		e = &apiError{Status: http.StatusServiceUnavailable, Type: "service_unavailable", Message: "the server is stopping"}
+	}
+	e.Status = s.profile.EngineStatus(e)
+	return e
+}
+
+func (s *Server) isStopping() bool {
+	select {
+	case <-s.stopping:
+		return true
+	default:
+		return false
+	}
+}
+
+// collect runs requests whose answer is sent at the end. emit may be nil.
+func (s *Server) collect(c *gin.Context, reqs []engine.Request, emit func(int, engine.Delta) error) ([]engine.Result, *apiError) {
+	if emit == nil {
+		emit = func(int, engine.Delta) error { return nil }
+	}
+	results, err := s.run(c.Request.Context(), reqs, emit)
+	if err != nil {
+		return nil, s.failure(err)
+	}
+	return results, nil
+}
+
+// stream runs requests and writes their deltas as they come. The engine's
+// goroutine only fills a queue; this one writes. Headers and the first frame
+// are held back until the engine has accepted the request, so that a bad
+// prompt gets its status, but not longer than the first keep-alive.
+func (s *Server) stream(c *gin.Context, reqs []engine.Request, f frames) *apiError {
+	ctx, cancel := context.WithCancel(c.Request.Context())
+	queue := newDeltaQueue()
+	type outcome struct {
+		results []engine.Result
+		err     error
+	}
+	ended := make(chan outcome, 1)
+	go func() {
+		results, err := s.run(ctx, reqs, queue.put)
+		ended <- outcome{results, err}
+		close(ended)
+	}()
+	defer func() {
+		cancel()
+		for range ended { // the request owns its generation: leave together
+		}
+	}()
+
+	out := newEventStream(c.Writer)
+	timer := time.NewTimer(firstKeepAlive)
+	defer timer.Stop()
+	var progress engine.Progress
+	begin := func() error {
+		if out.begun {
+			return nil
+		}
+		return f.begin(out)
+	}
+	drain := func() error {
+		for _, d := range queue.take() {
+			if d.Prefill != nil {
+				progress = *d.Prefill
+				continue
+			}
+			if err := begin(); err != nil {
+				return err
+			}
+			if err := f.delta(out, d.index, d.Delta); err != nil {
+				return err
+			}
+			timer.Reset(keepAlivePeriod)
+		}
+		return nil
+	}
+	for {
+		select {
+		case <-queue.ready:
+			if drain() != nil {
+				return nil // the client is gone
+			}
+		case <-timer.C:
+			if begin() != nil || f.keepAlive(out, progress) != nil {
+				return nil
+			}
+			timer.Reset(keepAlivePeriod)
+		case o := <-ended:
+			if drain() != nil {
+				return nil
+			}
+			if o.err != nil {
+				e := s.failure(o.err)
+				if !out.begun {
+					return e
+				}
+				_ = f.fail(out, e) // nothing is left to tell a client that is gone
+				return nil
+			}
+			if begin() == nil {
+				_ = f.end(out, o.results)
+			}
+			return nil
+		}
+	}
+}
+
+// deltaQueue hands deltas from the engine to the writer. It never blocks the
+// engine; its length is bounded by the tokens of the request.
+type deltaQueue struct {
+	mu    sync.Mutex
+	items []indexedDelta
+	ready chan struct{}
+}
+
+type indexedDelta struct {
+	index int
+	engine.Delta
+}
+
+func newDeltaQueue() *deltaQueue { return &deltaQueue{ready: make(chan struct{}, 1)} }
+
+func (q *deltaQueue) put(index int, d engine.Delta) error {
+	q.mu.Lock()
+	q.items = append(q.items, indexedDelta{index, d})
+	q.mu.Unlock()
+	select {
+	case q.ready <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+func (q *deltaQueue) take() []indexedDelta {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	items := q.items
+	q.items = nil
+	return items
+}
+
+// thinking reads the switches of a chat-template request that decide how much
+// a model thinks. effort is the value of whatever field the dialect has.
+func thinking(kwargs map[string]any, enable *bool, effort *string) *apiError {
+	if enable != nil {
+		kwargs["enable_thinking"] = *enable
+	}
+	if effort == nil {
+		return nil
+	}
+	switch level := strings.ToLower(*effort); {
+	case slices.Contains(effortLevels, level):
+		kwargs["reasoning_effort"] = level
+	case level == "minimal":
+		kwargs["reasoning_effort"] = "low"
+	case level == "none":
+		if enable == nil {
+			kwargs["enable_thinking"] = false
+		}
+	default:
+		return invalid("reasoning_effort", "reasoning_effort must be one of low, medium, high, xhigh, got '%s'", shorten(*effort))
+	}
+	return nil
+}
+
+var effortLevels = []string{"low", "medium", "high", "xhigh"}
