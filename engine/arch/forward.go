@@ -64,7 +64,12 @@ func (f *Forward) Linear(x compute.View, l Linear) compute.View {
 
 // LinearAdd adds x W^T + bias to the residual stream, in place.
 func (f *Forward) LinearAdd(x compute.View, l Linear, residual compute.View) {
-	f.P.Add(compute.Linear{X: x, W: l.W, Bias: l.Bias, Scale: 1, Residual: residual, Out: residual, Prefill: f.Step.Rows.Prefill})
+	f.LinearAddScaled(x, l, 1, residual)
+}
+
+// LinearAddScaled is LinearAdd with a factor on what is added.
+func (f *Forward) LinearAddScaled(x compute.View, l Linear, factor float32, residual compute.View) {
+	f.P.Add(compute.Linear{X: x, W: l.W, Bias: l.Bias, Scale: factor, Residual: residual, Out: residual, Prefill: f.Step.Rows.Prefill})
 }
 
 // Gated is act(x gate^T, x up^T).
@@ -74,18 +79,86 @@ func (f *Forward) Gated(x compute.View, gate, up Linear, act compute.Act) comput
 	return out
 }
 
+// MLP is the gated feed-forward block.
+func (f *Forward) MLP(x compute.View, m MLP, act compute.Act) compute.View {
+	return f.Linear(f.Gated(x, m.Gate, m.Up, act), m.Down)
+}
+
+// MLPAdd adds the gated feed-forward block of h to the residual stream x, in
+// place.
+func (f *Forward) MLPAdd(h compute.View, m MLP, act compute.Act, x compute.View) {
+	f.LinearAdd(f.Gated(h, m.Gate, m.Up, act), m.Down, x)
+}
+
+// QKV is the three projections of an attention layer.
+func (f *Forward) QKV(h compute.View, a Attention) (q, k, v compute.View) {
+	return f.Linear(h, a.Q), f.Linear(h, a.K), f.Linear(h, a.V)
+}
+
+// Add adds y to x, in place.
+func (f *Forward) Add(x, y compute.View) {
+	f.P.Add(compute.Binary{Kind: compute.BinAdd, A: x, B: y, Out: x, Scale: 1})
+}
+
+// AddNorm adds the RMS norm of y to x. y is overwritten by its norm.
+func (f *Forward) AddNorm(x, y, w compute.View, eps float32) {
+	f.P.Add(compute.Norm{X: y, Out: y, W: w, Eps: eps, Scale: 1})
+	f.Add(x, y)
+}
+
 // Rotate applies rotary positions to heads of dim columns, in place.
 func (f *Forward) Rotate(x compute.View, r Rope, dim int) {
-	f.P.Add(compute.RoPE{X: x, Pos: f.Step.Rows.Pos, Freq: r.Freq, HeadDim: dim, Interleaved: r.Interleaved, Mul: r.Mul})
+	op := compute.RoPE{X: x, Pos: f.Step.Rows.Pos, Freq: r.Freq, HeadDim: dim, Interleaved: r.Interleaved, Mul: r.Mul, QBeta: r.QBeta, QOrig: r.QOrig}
+	if r.far == nil {
+		f.P.Add(op)
+		return
+	}
+	pos := f.Step.Rows.Pos.I32(0)
+	for lo, hi := 0, 0; lo < x.Rows; lo = hi {
+		hi = lo + 1
+		for hi < x.Rows && r.far.near(pos[lo]) && r.far.near(pos[hi]) {
+			hi++
+		}
+		part := op
+		part.X, part.Pos = x.Slice(lo, hi), op.Pos.Columns(lo, hi)
+		if !r.far.near(pos[lo]) {
+			freq, err := r.far.at(pos[lo])
+			if err != nil {
+				f.P.Fail(err)
+				return
+			}
+			part.Freq = freq
+		}
+		f.P.Add(part)
+	}
 }
 
 // Attend stores k and v in the layer's cache and attends over it.
 func (f *Forward) Attend(q, k, v compute.View, layer, heads int, scale float32) compute.View {
+	return f.AttendSinks(q, k, v, layer, heads, scale, compute.View{})
+}
+
+// AttendSinks is Attend with one learned logit per head that takes attention
+// and gives no value.
+func (f *Forward) AttendSinks(q, k, v compute.View, layer, heads int, scale float32, sinks compute.View) compute.View {
+	f.Remember(k, v, layer)
+	return f.Recall(q, layer, compute.Attention{Heads: heads, Scale: scale, Sinks: sinks})
+}
+
+// Remember stores k and v in the cache of a layer.
+func (f *Forward) Remember(k, v compute.View, layer int) {
 	c := f.Step.Layers[layer]
-	out := f.New(q.Rows, heads*c.KV.VDim)
-	f.P.Add(compute.KVWrite{K: k, V: v, KV: c.KV, Rows: f.Step.Rows, Pages: c.Pages},
-		compute.Attention{Q: q, KV: c.KV, Rows: f.Step.Rows, Pages: c.Pages, Heads: heads, Scale: scale, Out: out})
-	return out
+	f.P.Add(compute.KVWrite{K: k, V: v, KV: c.KV, Rows: f.Step.Rows, Pages: c.Pages})
+}
+
+// Recall attends over the cache of a layer. Of how, it reads heads, scale, soft
+// cap and sinks.
+func (f *Forward) Recall(q compute.View, layer int, how compute.Attention) compute.View {
+	c := f.Step.Layers[layer]
+	how.Q, how.KV, how.Rows, how.Pages = q, c.KV, f.Step.Rows, c.Pages
+	how.Out = f.New(q.Rows, how.Heads*c.KV.VDim)
+	f.P.Add(how)
+	return how.Out
 }
 
 // Tap copies the residual stream after a layer to the fused rows, if wanted.
@@ -99,6 +172,11 @@ func (f *Forward) Tap(layer int, x compute.View) {
 
 // Head ends the pass: the wanted rows of x through norm and the head.
 func (f *Forward) Head(x, norm compute.View, eps float32, head *compute.Weight) {
+	f.HeadCapped(x, norm, eps, head, 1, 0)
+}
+
+// HeadCapped is Head with a factor on the logits and, above zero, a soft cap.
+func (f *Forward) HeadCapped(x, norm compute.View, eps float32, head *compute.Weight, factor, softcap float32) {
 	if f.NoLogits {
 		return
 	}
@@ -109,5 +187,8 @@ func (f *Forward) Head(x, norm compute.View, eps float32, head *compute.Weight) 
 	}
 	f.Logits = f.New(x.Rows, head.Rows)
 	h := f.Norm(x, norm, eps)
-	f.P.Add(compute.Linear{X: h, W: head, Scale: 1, Out: f.Logits, Prefill: x.Rows})
+	f.P.Add(compute.Linear{X: h, W: head, Scale: factor, Out: f.Logits, Prefill: x.Rows})
+	if softcap > 0 {
+		f.P.Add(compute.Unary{Kind: compute.UnSoftcap, X: f.Logits, Out: f.Logits, V: softcap})
+	}
 }

@@ -49,10 +49,24 @@ func readLlama(cfg checkpoint.Config, l *Loader) llamaConfig {
 	c.kvHeads = cfg.IntOr("num_key_value_heads", c.heads)
 	c.dim = cfg.IntOr("head_dim", c.hidden/c.heads)
 	l.heads(c.heads, c.kvHeads, c.dim)
-	if len(c.layerTypes) > 0 && len(c.layerTypes) != c.layers {
-		l.Fail("%w: layer_types has %d entries for %d layers", errConfig, len(c.layerTypes), c.layers)
-	}
+	l.perLayer("layer_types", len(c.layerTypes), c.layers)
 	return c
+}
+
+// layerType is the attention of layer i.
+func (c llamaConfig) layerType(i int) string {
+	if i < len(c.layerTypes) {
+		return c.layerTypes[i]
+	}
+	return "full_attention"
+}
+
+// perLayer checks that a list of the configuration, if given, has an entry for
+// each layer.
+func (l *Loader) perLayer(key string, n, layers int) {
+	if n > 0 && n != layers {
+		l.Fail("%w: %s has %d entries for %d layers", errConfig, key, n, layers)
+	}
 }
 
 // heads checks that query heads divide into key/value heads of a sane size.
@@ -66,23 +80,22 @@ func (l *Loader) heads(heads, kvHeads, dim int) {
 
 type llamaLayer struct {
 	attnNorm, mlpNorm compute.View
-	q, k, v, o        Linear
-	gate, up, down    Linear
+	attn              Attention
+	mlp               MLP
 }
 
 // llama is also mistral, iquestcoder and xverse.
 func llama(cfg checkpoint.Config, l *Loader) *Model {
+	return llamaTied(cfg, l, cfg.BoolOr("tie_word_embeddings", true))
+}
+
+// llamaTied is llama where the caller knows whether the head is the embedding.
+func llamaTied(cfg checkpoint.Config, l *Loader, tied bool) *Model {
 	c := readLlama(cfg, l)
 	m := &Model{Hidden: c.hidden, Vocab: c.vocab, Layers: c.layers, Context: c.context, EmbedScale: 1}
 
-	m.Embedding = l.Weight("model.embed_tokens", c.vocab, c.hidden)
-	m.Head = m.Embedding
-	if !c.tied {
-		m.Head = l.Weight("lm_head", c.vocab, c.hidden)
-	}
-	l.Drop(func(n string) bool {
-		return strings.HasSuffix(n, "rotary_emb.inv_freq") || c.tied && strings.HasPrefix(n, "lm_head.")
-	})
+	l.Tables(m, tied)
+	l.Drop(activationScales)
 	norm := l.Vector("model.norm.weight", c.hidden)
 	rope := l.Rope(cfg, c.dim, c.theta, c.interleaved)
 	var layers []llamaLayer
@@ -90,20 +103,11 @@ func llama(cfg checkpoint.Config, l *Loader) *Model {
 		p := fmt.Sprintf("model.layers.%d.", i)
 		layers = append(layers, llamaLayer{
 			attnNorm: l.Vector(p+"input_layernorm.weight", c.hidden),
+			attn:     l.Attention(p+"self_attn.", c.hidden, c.heads, c.kvHeads, c.dim, c.attnBias, c.attnBias),
 			mlpNorm:  l.Vector(p+"post_attention_layernorm.weight", c.hidden),
-			q:        l.Linear(p+"self_attn.q_proj", c.heads*c.dim, c.hidden, c.attnBias),
-			k:        l.Linear(p+"self_attn.k_proj", c.kvHeads*c.dim, c.hidden, c.attnBias),
-			v:        l.Linear(p+"self_attn.v_proj", c.kvHeads*c.dim, c.hidden, c.attnBias),
-			o:        l.Linear(p+"self_attn.o_proj", c.hidden, c.heads*c.dim, c.attnBias),
-			gate:     l.Linear(p+"mlp.gate_proj", c.inter, c.hidden, c.mlpBias),
-			up:       l.Linear(p+"mlp.up_proj", c.inter, c.hidden, c.mlpBias),
-			down:     l.Linear(p+"mlp.down_proj", c.hidden, c.inter, c.mlpBias),
+			mlp:      l.MLP(p+"mlp.", c.hidden, c.inter, c.mlpBias),
 		})
-		kind := "full_attention"
-		if len(c.layerTypes) > 0 && i < len(c.layerTypes) {
-			kind = c.layerTypes[i]
-		}
-		m.Caches = append(m.Caches, l.attentionCache(kind, c.kvHeads, c.dim, c.window))
+		m.Caches = append(m.Caches, l.attentionCache(c.layerType(i), c.kvHeads, c.dim, c.window))
 	}
 
 	scale := float32(1 / math.Sqrt(float64(c.dim)))
@@ -113,14 +117,14 @@ func llama(cfg checkpoint.Config, l *Loader) *Model {
 			mark := f.S.Mark()
 
 			h := f.Norm(x, w.attnNorm, c.eps)
-			q, k, v := f.Linear(h, w.q), f.Linear(h, w.k), f.Linear(h, w.v)
+			q, k, v := f.QKV(h, w.attn)
 			f.Rotate(q, rope, c.dim)
 			f.Rotate(k, rope, c.dim)
 			a := f.Attend(q, k, v, i, c.heads, scale)
-			f.LinearAdd(a, w.o, x)
+			f.LinearAdd(a, w.attn.O, x)
 
 			h = f.Norm(x, w.mlpNorm, c.eps)
-			f.LinearAdd(f.Gated(h, w.gate, w.up, compute.ActSwiGLU), w.down, x)
+			f.MLPAdd(h, w.mlp, compute.ActSwiGLU, x)
 
 			f.Tap(i, x)
 			f.S.Release(mark)
@@ -128,6 +132,12 @@ func llama(cfg checkpoint.Config, l *Loader) *Model {
 		f.Head(x, norm, c.eps, m.Head)
 	}
 	return m
+}
+
+// activationScales are left by FP8 conversions for kernels that quantize
+// activations.
+func activationScales(name string) bool {
+	return strings.HasSuffix(name, ".activation_scale") || strings.HasSuffix(name, ".input_scale") || strings.HasSuffix(name, ".k_scale") || strings.HasSuffix(name, ".v_scale")
 }
 
 // attentionCache is the cache of one attention layer of the given layer type.

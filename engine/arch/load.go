@@ -3,7 +3,7 @@ package arch
 import (
 	"errors"
 	"fmt"
-	"sort"
+	"slices"
 	"strings"
 
 	"sparkbar/engine/checkpoint"
@@ -21,6 +21,10 @@ type Linear struct {
 // calls after it return empty values, so a family (or a drafter) reads without
 // error checks and asks for Err at the end.
 type Loader struct {
+	// Convert, when set, sees every weight before the backend does and may
+	// replace it, by a quantized copy for instance.
+	Convert func(layout.Matrix) (layout.Matrix, error)
+
 	c       *checkpoint.Checkpoint
 	b       compute.Backend
 	err     error
@@ -28,6 +32,7 @@ type Loader struct {
 	weights []*compute.Weight
 	buffers []*compute.Buffer
 	bytes   int64
+	idle    int64 // bytes that a token does not read: experts that were not chosen, rows of tables
 }
 
 // NewLoader returns a loader for an opened checkpoint.
@@ -51,38 +56,120 @@ func (l *Loader) Fail(format string, args ...any) {
 // Has reports whether the checkpoint has a tensor.
 func (l *Loader) Has(name string) bool { return l.c.Has(name) }
 
-// Weight loads the matrix name+".weight" (dense or quantized) of the given
-// logical shape.
+// Rename gives every tensor the name that f returns and drops those for which
+// keep is false. Families call it first, to bring other layouts of their
+// checkpoints to one set of names.
+func (l *Loader) Rename(f func(name string) (newName string, keep bool)) {
+	if err := l.c.Rename(f); err != nil && l.err == nil {
+		l.err = err
+	}
+}
+
+// Weight loads the matrix name+".weight" (dense or quantized), or the tensor
+// called name itself, of the given logical shape.
 func (l *Loader) Weight(name string, rows, cols int) *compute.Weight {
-	for _, part := range []string{".weight", ".scales", ".biases"} {
+	return l.load(l.matrix(name, 0, rows, cols))
+}
+
+// Experts loads n stacked matrices of the given shape, of which a token uses
+// active.
+func (l *Loader) Experts(name string, n, active, rows, cols int) *compute.Weight {
+	return l.stacked(l.matrix(name, n, rows, cols), active)
+}
+
+// matrix finds the matrix name+".weight", or the tensor called name, without
+// handing it to the backend; batch 0 is a plain one. Together with load it is
+// for families that rearrange rows.
+func (l *Loader) matrix(name string, batch, rows, cols int) layout.Matrix {
+	for _, part := range []string{"", ".weight", ".scales", ".biases", ".global_scale", ".weight_scale", ".weight_scale_2", ".weight_scale_inv"} {
 		l.used[name+part] = true
 	}
+	none := layout.Matrix{Name: name, Batch: batch, Rows: rows, Cols: cols}
 	if l.err != nil {
-		return empty(rows, cols)
+		return none
 	}
 	m, err := l.c.MatrixCols(name, cols)
 	if err != nil {
 		l.err = err
-		return empty(rows, cols)
+		return none
 	}
-	if m.Batch != 0 || m.Rows != rows || m.Cols != cols {
-		l.Fail("tensor %s.weight is %s, but the configuration asks for %dx%d; the folder mixes files of different models or config.json was edited",
-			name, shapeOf(m.Batch, m.Rows, m.Cols), rows, cols)
-		return empty(rows, cols)
+	if m.Batch != batch || m.Rows != rows || m.Cols != cols {
+		l.Fail("tensor %s.weight is %s, but the configuration asks for %s; the folder mixes files of different models or config.json was edited",
+			name, shapeOf(m.Batch, m.Rows, m.Cols), shapeOf(batch, rows, cols))
+		return none
+	}
+	return m
+}
+
+// load hands a matrix to the backend.
+func (l *Loader) load(m layout.Matrix) *compute.Weight {
+	if l.err != nil {
+		return &compute.Weight{Matrix: m}
+	}
+	if l.Convert != nil {
+		c, err := l.Convert(m)
+		if err != nil {
+			l.err = err
+			return &compute.Weight{Matrix: m}
+		}
+		m = c
 	}
 	w, err := l.b.Load(m)
 	if err != nil {
-		l.Fail("tensor %s.weight: %w", name, err)
-		return empty(rows, cols)
+		l.Fail("tensor %s.weight: %w", m.Name, err)
+		return &compute.Weight{Matrix: m}
 	}
 	l.weights = append(l.weights, w)
-	l.bytes += matrixBytes(m)
+	l.bytes += m.Bytes()
 	return w
 }
 
-// empty stands in for a weight after an error, so that families need not check.
-func empty(rows, cols int) *compute.Weight {
-	return &compute.Weight{Matrix: layout.Matrix{Rows: rows, Cols: cols}}
+// stacked is load for experts, of which a token reads active.
+func (l *Loader) stacked(m layout.Matrix, active int) *compute.Weight {
+	l.idle += m.Bytes() / int64(max(m.Batch, 1)) * int64(max(m.Batch-active, 0))
+	return l.load(m)
+}
+
+// rows is rows [lo, hi) of a matrix, of every expert of a stacked one.
+func (l *Loader) rows(m layout.Matrix, lo, hi int) layout.Matrix {
+	if l.err != nil {
+		m.Rows = hi - lo
+		return m
+	}
+	return m.RowRange(lo, hi)
+}
+
+// pick is the given rows of a matrix, in that order.
+func (l *Loader) pick(m layout.Matrix, rows []int) layout.Matrix {
+	if l.err != nil {
+		m.Rows = len(rows)
+		return m
+	}
+	return m.PickRows(rows)
+}
+
+// Fused loads a matrix that holds several linear maps one below the other, of
+// the given output widths, and its bias if asked for.
+func (l *Loader) Fused(name string, in int, bias bool, widths ...int) []Linear {
+	total := 0
+	for _, w := range widths {
+		total += w
+	}
+	m := l.matrix(name, 0, total, in)
+	var b compute.View
+	if bias {
+		b = l.Vector(name+".bias", total)
+	}
+	var parts []Linear
+	at := 0
+	for _, w := range widths {
+		p := Linear{W: l.load(l.rows(m, at, at+w))}
+		if bias {
+			p.Bias = b.Columns(at, at+w)
+		}
+		parts, at = append(parts, p), at+w
+	}
+	return parts
 }
 
 func shapeOf(batch, rows, cols int) string {
@@ -90,10 +177,6 @@ func shapeOf(batch, rows, cols int) string {
 		return fmt.Sprintf("%dx%dx%d", batch, rows, cols)
 	}
 	return fmt.Sprintf("%dx%d", rows, cols)
-}
-
-func matrixBytes(m layout.Matrix) int64 {
-	return int64(len(m.Weight) + len(m.Scales) + len(m.Biases))
 }
 
 // Linear loads a weight and, when asked for, name+".bias".
@@ -106,10 +189,32 @@ func (l *Loader) Linear(name string, out, in int, bias bool) Linear {
 }
 
 // Vector loads a tensor of n elements as float32.
-func (l *Loader) Vector(name string, n int) compute.View {
-	l.used[name] = true
+func (l *Loader) Vector(name string, n int) compute.View { return l.shifted(name, n, 0) }
+
+// Centred loads the weight of a norm that multiplies by 1+weight.
+func (l *Loader) Centred(name string, n int) compute.View { return l.shifted(name, n, 1) }
+
+// shifted loads a tensor of n elements and adds shift to each.
+func (l *Loader) shifted(name string, n int, shift float32) compute.View {
+	v := l.numbers(name, n)
 	if l.err != nil {
 		return compute.View{}
+	}
+	l.bytes += int64(len(v)) * 4
+	if shift != 0 {
+		v = append([]float32(nil), v...)
+		for i := range v {
+			v[i] += shift
+		}
+	}
+	return l.Constant(name, v)
+}
+
+// numbers reads a tensor of n elements.
+func (l *Loader) numbers(name string, n int) []float32 {
+	l.used[name] = true
+	if l.err != nil {
+		return nil
 	}
 	t, err := l.c.Tensor(name)
 	if err == nil && t.Len() != n {
@@ -121,10 +226,15 @@ func (l *Loader) Vector(name string, n int) compute.View {
 	}
 	if err != nil {
 		l.Fail("%w", err)
-		return compute.View{}
 	}
-	l.bytes += int64(len(t.Data))
-	return l.Constant(name, v)
+	return v
+}
+
+// Conv loads the taps of a depthwise convolution as [channels, kernel]. Files
+// keep them as [channels, kernel, 1] or, from Hugging Face, [channels, 1,
+// kernel]: the same numbers in the same order.
+func (l *Loader) Conv(name string, channels, kernel int) compute.View {
+	return l.Vector(name, channels*kernel).Reshape(channels, kernel)
 }
 
 // Constant puts numbers that come from the configuration on the device.
@@ -141,6 +251,75 @@ func (l *Loader) Constant(name string, v []float32) compute.View {
 	w := buf.Of(layout.F32, 0, 1, len(v))
 	copy(w.F32(0), v)
 	return w
+}
+
+// inverseFrequencies are tables that old checkpoints carry and nobody reads.
+func inverseFrequencies(name string) bool { return strings.HasSuffix(name, "rotary_emb.inv_freq") }
+
+// Tables loads the embedding and the head under their usual names; a tied model
+// uses the embedding for both.
+func (l *Loader) Tables(m *Model, tied bool) {
+	m.Embedding = l.Weight("model.embed_tokens", m.Vocab, m.Hidden)
+	m.Head = m.Embedding
+	if !tied {
+		m.Head = l.Weight("lm_head", m.Vocab, m.Hidden)
+	}
+	l.Drop(func(n string) bool { return inverseFrequencies(n) || tied && strings.HasPrefix(n, "lm_head.") })
+}
+
+// TextTower brings the names of a multimodal checkpoint to those of its
+// language model (model.layers..., lm_head...) and drops all else that lies
+// under one of the given prefixes.
+func (l *Loader) TextTower(drop ...string) {
+	l.Rename(func(n string) (string, bool) {
+		for _, from := range []string{"language_model.model.", "model.language_model.", "language_model."} {
+			if rest, ok := strings.CutPrefix(n, from); ok {
+				if from != "language_model." {
+					rest = "model." + rest
+				}
+				return rest, true
+			}
+		}
+		for _, d := range drop {
+			if strings.HasPrefix(n, d) || strings.HasPrefix(n, "model."+d) {
+				return n, false
+			}
+		}
+		return n, true
+	})
+}
+
+// textConfig is the part of a configuration that describes the language model.
+func textConfig(cfg checkpoint.Config) checkpoint.Config {
+	if text := cfg.Sub("text_config"); !text.Empty() {
+		return text
+	}
+	return cfg
+}
+
+// Attention is the four projections of an attention layer.
+type Attention struct{ Q, K, V, O Linear }
+
+// Attention loads q_proj, k_proj, v_proj and o_proj below p.
+func (l *Loader) Attention(p string, hidden, heads, kvHeads, dim int, bias, outBias bool) Attention {
+	return Attention{
+		Q: l.Linear(p+"q_proj", heads*dim, hidden, bias),
+		K: l.Linear(p+"k_proj", kvHeads*dim, hidden, bias),
+		V: l.Linear(p+"v_proj", kvHeads*dim, hidden, bias),
+		O: l.Linear(p+"o_proj", hidden, heads*dim, outBias),
+	}
+}
+
+// MLP is the three projections of a gated feed-forward block.
+type MLP struct{ Gate, Up, Down Linear }
+
+// MLP loads gate_proj, up_proj and down_proj below p.
+func (l *Loader) MLP(p string, hidden, inter int, bias bool) MLP {
+	return MLP{
+		Gate: l.Linear(p+"gate_proj", inter, hidden, bias),
+		Up:   l.Linear(p+"up_proj", inter, hidden, bias),
+		Down: l.Linear(p+"down_proj", hidden, inter, bias),
+	}
 }
 
 // Drop marks tensors that the family does not read.
@@ -167,7 +346,7 @@ func (l *Loader) Finish() {
 	if len(left) == 0 {
 		return
 	}
-	sort.Strings(left)
+	slices.Sort(left)
 	shown := left
 	if len(shown) > 4 {
 		shown = shown[:4]

@@ -28,6 +28,9 @@ type Model struct {
 	Embedding  *compute.Weight
 	EmbedScale float32
 	Head       *compute.Weight
+	// HeadSoftCap is the soft cap that a drafter must put on logits of the
+	// borrowed head; 0 = none.
+	HeadSoftCap float32
 
 	// WeightBytes is the storage of all weights; ActiveBytes what one token
 	// reads of them.
@@ -42,13 +45,21 @@ type Model struct {
 // weights through l, and the forward pass.
 type family func(cfg checkpoint.Config, l *Loader) *Model
 
-// families maps a model_type to its file.
+// families maps a model_type, or a name that is an alias of one, to its file.
 var families = map[string]family{
-	"llama":       llama,
-	"mistral":     llama,
-	"iquestcoder": llama,
-	"xverse":      llama,
-	"qwen3":       qwen3,
+	"llama": llama, "mistral": llama, "iquestcoder": llama, "xverse": llama,
+	"qwen2":    qwen2,
+	"qwen3":    qwen3,
+	"mistral3": mistral3, "llava": mistral3,
+	"gemma2": gemma2,
+	"gemma3": gemma3, "gemma3_text": gemma3,
+	"phi3":         phi3,
+	"smollm3":      smollm3,
+	"olmo2":        olmo2,
+	"granite":      granite,
+	"glm4":         glm4,
+	"nanbeige":     nanbeige,
+	"muse_glimmer": museGlimmer,
 }
 
 // Types returns the known values of model_type, sorted.
@@ -82,9 +93,9 @@ func Load(c *checkpoint.Checkpoint, b compute.Backend) (*Model, error) {
 	}
 	m.Type, m.load = kind, l
 	m.WeightBytes = l.bytes
-	m.ActiveBytes = l.bytes
+	m.ActiveBytes += l.bytes - l.idle
 	if m.Head != m.Embedding {
-		m.ActiveBytes -= matrixBytes(m.Embedding.Matrix)
+		m.ActiveBytes -= m.Embedding.Bytes()
 	}
 	if m.Tappable == 0 {
 		m.Tappable = m.Layers

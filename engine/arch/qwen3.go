@@ -3,7 +3,6 @@ package arch
 import (
 	"fmt"
 	"math"
-	"strings"
 
 	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
@@ -27,12 +26,7 @@ func qwen3(cfg checkpoint.Config, l *Loader) *Model {
 	l.heads(c.heads, c.kvHeads, c.dim)
 	m := &Model{Hidden: c.hidden, Vocab: c.vocab, Layers: c.layers, Context: c.context, EmbedScale: 1}
 
-	m.Embedding = l.Weight("model.embed_tokens", c.vocab, c.hidden)
-	m.Head = m.Embedding
-	if !c.tied {
-		m.Head = l.Weight("lm_head", c.vocab, c.hidden)
-	}
-	l.Drop(func(n string) bool { return c.tied && strings.HasPrefix(n, "lm_head.") })
+	l.Tables(m, c.tied)
 	norm := l.Vector("model.norm.weight", c.hidden)
 	rope := l.Rope(cfg, c.dim, c.theta, false)
 	var layers []qwen3Layer
@@ -41,14 +35,9 @@ func qwen3(cfg checkpoint.Config, l *Loader) *Model {
 		layers = append(layers, qwen3Layer{
 			llamaLayer: llamaLayer{
 				attnNorm: l.Vector(p+"input_layernorm.weight", c.hidden),
+				attn:     l.Attention(p+"self_attn.", c.hidden, c.heads, c.kvHeads, c.dim, false, false),
 				mlpNorm:  l.Vector(p+"post_attention_layernorm.weight", c.hidden),
-				q:        l.Linear(p+"self_attn.q_proj", c.heads*c.dim, c.hidden, false),
-				k:        l.Linear(p+"self_attn.k_proj", c.kvHeads*c.dim, c.hidden, false),
-				v:        l.Linear(p+"self_attn.v_proj", c.kvHeads*c.dim, c.hidden, false),
-				o:        l.Linear(p+"self_attn.o_proj", c.hidden, c.heads*c.dim, false),
-				gate:     l.Linear(p+"mlp.gate_proj", c.inter, c.hidden, false),
-				up:       l.Linear(p+"mlp.up_proj", c.inter, c.hidden, false),
-				down:     l.Linear(p+"mlp.down_proj", c.hidden, c.inter, false),
+				mlp:      l.MLP(p+"mlp.", c.hidden, c.inter, false),
 			},
 			qNorm: l.Vector(p+"self_attn.q_norm.weight", c.dim),
 			kNorm: l.Vector(p+"self_attn.k_norm.weight", c.dim),
@@ -63,16 +52,16 @@ func qwen3(cfg checkpoint.Config, l *Loader) *Model {
 			mark := f.S.Mark()
 
 			h := f.Norm(x, w.attnNorm, c.eps)
-			q, k, v := f.Linear(h, w.q), f.Linear(h, w.k), f.Linear(h, w.v)
+			q, k, v := f.QKV(h, w.attn)
 			f.HeadNorm(q, w.qNorm, c.eps, c.dim)
 			f.HeadNorm(k, w.kNorm, c.eps, c.dim)
 			f.Rotate(q, rope, c.dim)
 			f.Rotate(k, rope, c.dim)
 			a := f.Attend(q, k, v, i, c.heads, scale)
-			f.LinearAdd(a, w.o, x)
+			f.LinearAdd(a, w.attn.O, x)
 
 			h = f.Norm(x, w.mlpNorm, c.eps)
-			f.LinearAdd(f.Gated(h, w.gate, w.up, compute.ActSwiGLU), w.down, x)
+			f.MLPAdd(h, w.mlp, compute.ActSwiGLU, x)
 
 			f.Tap(i, x)
 			f.S.Release(mark)
