@@ -1,0 +1,89 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// allowed is the import table of the house: which rooms a room may enter. A
+// room that is not listed here may not exist.
+var allowed = map[string][]string{
+	"app":                        {"httpapi", "httpapi/client", "engine", "engine/compute", "engine/cpu", "resources"},
+	"httpapi":                    {"engine", "engine/telemetry", "engine/sample", "engine/models"},
+	"httpapi/client":             {"httpapi", "engine/telemetry"},
+	"resources":                  {},
+	"metalkern":                  {"engine/compute", "engine/layout"},
+	"packaging":                  {},
+	"engine":                     {"engine/arch", "engine/cache", "engine/calibrate", "engine/chat", "engine/chat/jinja", "engine/checkpoint", "engine/compute", "engine/decode", "engine/draft", "engine/layout", "engine/machine", "engine/models", "engine/sample", "engine/telemetry", "engine/tokenizer"},
+	"engine/layout":              {},
+	"engine/checkpoint":          {"engine/layout"},
+	"engine/tokenizer":           {},
+	"engine/chat":                {"engine/chat/jinja"},
+	"engine/chat/jinja":          {},
+	"engine/sample":              {},
+	"engine/calibrate":           {},
+	"engine/telemetry":           {},
+	"engine/machine":             {},
+	"engine/models":              {"engine/checkpoint", "engine/arch"},
+	"engine/compute":             {"engine/layout"},
+	"engine/compute/conformance": {"engine/compute", "engine/layout"},
+	"engine/cpu":                 {"engine/compute", "engine/layout"},
+	"engine/arch":                {"engine/checkpoint", "engine/compute", "engine/layout"},
+	"engine/cache":               {"engine/compute", "engine/layout"},
+	"engine/draft":               {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/draft/ngram", "engine/layout", "engine/sample"},
+	"engine/draft/ngram":         {},
+	"engine/decode":              {"engine/arch", "engine/cache", "engine/calibrate", "engine/compute", "engine/draft", "engine/draft/ngram", "engine/layout", "engine/sample"},
+	"engine/internal/testneed":   {},
+}
+
+// outside lists modules that only some rooms may use.
+var outside = map[string][]string{
+	"github.com/gin-gonic/gin":   {"httpapi"},
+	"github.com/spf13/viper":     {"app"},
+	"github.com/spf13/cobra":     {"app"},
+	"github.com/progrium/darwin": {"app/cocoa"},
+}
+
+func TestImportTable(t *testing.T) {
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports,GoFiles,CgoFiles", "sparkbar/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		seen++
+		room := strings.TrimPrefix(p.ImportPath, "sparkbar/")
+		may, ok := allowed[room]
+		if !ok {
+			t.Errorf("package %s is not in the import table", room)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if to, ok := strings.CutPrefix(imp, "sparkbar/"); ok && !slices.Contains(may, to) {
+				t.Errorf("%s imports %s, which the table does not allow", room, to)
+			}
+			for module, rooms := range outside {
+				if strings.HasPrefix(imp, module) && !slices.Contains(rooms, room) {
+					t.Errorf("%s imports %s, which only %v may", room, imp, rooms)
+				}
+			}
+		}
+	}
+	if seen < len(allowed)/2 {
+		t.Errorf("only %d packages were checked", seen)
+	}
+}
