@@ -1,0 +1,54 @@
+package cpu
+
+import (
+	"fmt"
+	"testing"
+
+	"sparkbar/engine/compute"
+	"sparkbar/engine/compute/conformance"
+)
+
+// open returns a backend that the test closes.
+func open(t testing.TB, o Options) compute.Backend {
+	t.Helper()
+	b, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	return b
+}
+
+// eachLevel runs f for every level that this machine has. Without kernels (no
+// cgo) it runs once, on the reference backend.
+func eachLevel(t *testing.T, f func(t *testing.T, level string)) {
+	levels := Levels()
+	if len(levels) == 0 {
+		levels = []string{""}
+	}
+	for _, level := range levels {
+		t.Run("level="+level, func(t *testing.T) { f(t, level) })
+	}
+}
+
+func TestConformanceExact(t *testing.T) {
+	eachLevel(t, func(t *testing.T, level string) {
+		for _, threads := range []int{1, 2, 3} {
+			name := fmt.Sprintf("threads=%d", threads)
+			conformance.Run(t, name, open(t, Options{Level: level, Threads: threads, Exact: true}), conformance.Options{})
+		}
+	})
+}
+
+// int8Tolerance is half a step of 1/127 for each activation, relative to the
+// largest of its 32, and that 32 activations have much smaller ones among them.
+const int8Tolerance = 2e-2
+
+func TestConformanceInt8(t *testing.T) {
+	eachLevel(t, func(t *testing.T, level string) {
+		for _, threads := range []int{1, 3} {
+			name := fmt.Sprintf("threads=%d", threads)
+			conformance.Run(t, name, open(t, Options{Level: level, Threads: threads}), conformance.Options{LinearTol: int8Tolerance})
+		}
+	})
+}

@@ -1,0 +1,269 @@
+// Vectors of W floats, one implementation per level. A level defines SB_AVX512,
+// SB_AVX2, SB_NEON or none of them (plain C, 4 lanes) before including this.
+//
+// Every function gives each lane the same bits wherever the lane stands, so
+// a tail that is loaded with v_ldn computes like the rest.
+#include "sb.h"
+
+#if defined(SB_AVX512)
+#define W 16
+#elif defined(SB_AVX2)
+#define W 8
+#else
+#define W 4
+#endif
+
+#define INL static inline __attribute__((always_inline, unused))
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef float vf_any __attribute__((vector_size(4 * W), aligned(1), may_alias));
+typedef int32_t vi_any __attribute__((vector_size(4 * W), aligned(1), may_alias));
+
+INL vf v_ld(const void *p) { return *(const vf_any *)p; }
+INL void v_st(void *p, vf v) { *(vf_any *)p = v; }
+INL vf v_set(float x) { return x - (vf){0}; }
+INL vi v_seti(int32_t x) { return x - (vi){0}; }
+INL vf v_select(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+INL vf v_abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
+
+// v_min and v_max return b when either is NaN.
+#if defined(SB_AVX512)
+INL vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INL vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+INL vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+INL vf v_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INL vf v_bhalf(const void *p) { return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16); }
+INL vf v_bytes(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INL vf v_ldn(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+INL void v_stn(float *p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
+INL float v_sum(vf a) {
+	__m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+	__m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+	q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+	return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+#elif defined(SB_AVX2)
+INL vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+INL vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+INL vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+INL vf v_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INL vf v_bhalf(const void *p) { return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16); }
+INL vf v_bytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+INL float v_sum(vf a) {
+	__m128 q = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+	q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+	return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+#elif defined(SB_NEON)
+INL vf v_fma(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+INL vf v_min(vf a, vf b) { return v_select(a < b, a, b); }
+INL vf v_max(vf a, vf b) { return v_select(a > b, a, b); }
+INL vf v_half(const void *p) {
+	uint16_t h[4];
+	memcpy(h, p, sizeof h);
+	return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
+}
+INL vf v_bhalf(const void *p) {
+	uint16_t h[4];
+	memcpy(h, p, sizeof h);
+	return (vf)vshll_n_u16(vld1_u16(h), 16);
+}
+INL vf v_bytes(const void *p) {
+	uint32_t u;
+	memcpy(&u, p, sizeof u);
+	uint8x8_t b = vreinterpret_u8_u32(vdup_n_u32(u));
+	return (vf)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(b))));
+}
+INL float v_sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+#else
+INL vf v_fma(vf a, vf b, vf c) { return a * b + c; }
+INL vf v_min(vf a, vf b) { return v_select(a < b, a, b); }
+INL vf v_max(vf a, vf b) { return v_select(a > b, a, b); }
+INL float v_sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+#endif
+
+#if !defined(SB_AVX512)
+INL vf v_ldn(const float *p, int64_t n) {
+	float t[W] = {0};
+	for (int64_t i = 0; i < n; i++)
+		t[i] = p[i];
+	return v_ld(t);
+}
+INL void v_stn(float *p, vf v, int64_t n) {
+	float t[W];
+	v_st(t, v);
+	for (int64_t i = 0; i < n; i++)
+		p[i] = t[i];
+}
+#endif
+
+// Single elements at any alignment.
+INL uint16_t ld16(const void *p) {
+	uint16_t h;
+	memcpy(&h, p, sizeof h);
+	return h;
+}
+INL float ld32(const void *p) {
+	float f;
+	memcpy(&f, p, sizeof f);
+	return f;
+}
+INL float bits_f32(uint32_t u) {
+	float f;
+	memcpy(&f, &u, sizeof f);
+	return f;
+}
+INL uint32_t f32_bits(float f) {
+	uint32_t u;
+	memcpy(&u, &f, sizeof u);
+	return u;
+}
+INL float f16_f32(uint16_t h) {
+	uint32_t sign = (uint32_t)(h >> 15) << 31, exp = h >> 10 & 31, frac = h & 1023;
+	if (exp == 0)
+		return bits_f32(f32_bits((float)frac * (1.0f / (1 << 24))) | sign);
+	if (exp == 31)
+		return bits_f32(sign | 0x7f800000 | frac << 13);
+	return bits_f32(sign | (exp + 112) << 23 | frac << 13);
+}
+INL float bf16_f32(uint16_t h) { return bits_f32((uint32_t)h << 16); }
+INL float element(const uint8_t *p, int64_t i, int dtype) {
+	return dtype == SB_F32 ? ld32(p + 4 * i) : dtype == SB_BF16 ? bf16_f32(ld16(p + 2 * i)) : f16_f32(ld16(p + 2 * i));
+}
+
+#if !defined(SB_AVX512) && !defined(SB_AVX2) && !defined(SB_NEON)
+INL vf v_half(const void *p) {
+	vf v;
+	for (int i = 0; i < W; i++)
+		v[i] = f16_f32(ld16((const uint8_t *)p + 2 * i));
+	return v;
+}
+INL vf v_bhalf(const void *p) {
+	vf v;
+	for (int i = 0; i < W; i++)
+		v[i] = bf16_f32(ld16((const uint8_t *)p + 2 * i));
+	return v;
+}
+INL vf v_bytes(const void *p) {
+	vf v;
+	for (int i = 0; i < W; i++)
+		v[i] = (float)((const uint8_t *)p)[i];
+	return v;
+}
+#endif
+
+// Functions. Errors are below 2 units in the last place unless stated.
+
+// e^x; 0 below -104, infinite above 88.73.
+INL vf v_exp(vf x) {
+	x = v_min(v_set(89.0f), v_max(v_set(-104.0f), x));
+	const float magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer
+	vf shifted = v_fma(x, v_set(1.44269504f), v_set(magic));
+	vi n = (vi)shifted - 0x4b400000;
+	vf f = shifted - magic;
+	vf r = v_fma(f, v_set(-0.693359375f), x);
+	r = v_fma(f, v_set(2.12194440e-4f), r);
+	vf p = v_set(1.9875691500e-4f);
+	p = v_fma(p, r, v_set(1.3981999507e-3f));
+	p = v_fma(p, r, v_set(8.3334519073e-3f));
+	p = v_fma(p, r, v_set(4.1665795894e-2f));
+	p = v_fma(p, r, v_set(1.6666665459e-1f));
+	p = v_fma(p, r, v_set(5.0000001201e-1f));
+	p = v_fma(p, r * r, r) + 1.0f;
+	vi half = n >> 1; // 2^n in two factors, so that subnormal results come out right
+	return p * (vf)((half + 127) << 23) * (vf)((n - half + 127) << 23);
+}
+
+INL vf v_sigmoid(vf x) { // by e^-|x|, so that small results keep their digits
+	vf e = v_exp((vf)((vi)x | (int32_t)0x80000000));
+	return v_select(x < 0.0f, e, v_set(1.0f)) / (1.0f + e);
+}
+INL vf v_silu(vf x) { return x * v_sigmoid(x); }
+
+INL vf v_tanh(vf x) {
+	vf a = v_abs(x), z = x * x;
+	vf big = 1.0f - 2.0f / (v_exp(a + a) + 1.0f);
+	big = (vf)((vi)big | ((vi)x & (int32_t)0x80000000));
+	vf p = v_set(-5.70498872745e-3f);
+	p = v_fma(p, z, v_set(2.06390887954e-2f));
+	p = v_fma(p, z, v_set(-5.37397155531e-2f));
+	p = v_fma(p, z, v_set(1.33314422036e-1f));
+	p = v_fma(p, z, v_set(-3.33332819422e-1f));
+	vf small = v_fma(p * z, x, x);
+	return v_select(a < 0.625f, small, big);
+}
+
+// GELU, tanh form; x * sigmoid(2u) equals 0.5 x (1 + tanh(u)).
+INL vf v_gelu(vf x) {
+	vf u = 0.79788456080286536f * v_fma(0.044715f * x * x, x, x);
+	return x * v_sigmoid(u + u);
+}
+
+INL vf v_act(int act, vf z, vf u) {
+	switch (act) {
+	case SB_ACT_SILU:
+		return v_silu(z);
+	case SB_ACT_RELU2:
+		z = v_max(v_set(0), z);
+		return z * z;
+	case SB_ACT_GELU:
+		return v_gelu(z);
+	case SB_ACT_SIGMOID:
+		return v_sigmoid(z);
+	case SB_ACT_SWIGLU:
+		return v_silu(z) * u;
+	case SB_ACT_GEGLU:
+		return v_gelu(z) * u;
+	case SB_ACT_CLAMPED: {
+		vf g = v_min(v_set(7.0f), z);
+		u = v_max(v_set(-7.0f), v_min(v_set(7.0f), u));
+		return (u + 1.0f) * g * v_sigmoid(1.702f * g);
+	}
+	}
+	return z;
+}
+
+// The same functions for one number: the bits of a lane.
+INL float s_exp(float x) { return v_exp(v_set(x))[0]; }
+INL float s_sigmoid(float x) { return v_sigmoid(v_set(x))[0]; }
+INL float softplus(float x) { return (x > 0 ? x : 0) + (x != x ? x : log1pf(expf(-fabsf(x)))); }
+
+// a . b over n elements, one lane map for every caller.
+INL float dot(const float *a, const float *b, int64_t n) {
+	vf acc = {0};
+	int64_t i = 0;
+	for (; i + W <= n; i += W)
+		acc = v_fma(v_ld(a + i), v_ld(b + i), acc);
+	if (i < n)
+		acc = v_fma(v_ldn(a + i, n - i), v_ldn(b + i, n - i), acc);
+	return v_sum(acc);
+}
+
+// The largest of n > 0 elements; NaN is passed over unless all are.
+INL float largest(const float *x, int64_t n) {
+	vf m = v_set(-INFINITY);
+	int64_t i = 0;
+	for (; i + W <= n; i += W)
+		m = v_max(v_ld(x + i), m);
+	float best = -INFINITY;
+	for (int l = 0; l < W; l++)
+		best = m[l] > best ? m[l] : best;
+	for (; i < n; i++)
+		best = x[i] > best ? x[i] : best;
+	return best;
+}
+
+// Vectors of a row of which `left` elements remain: the last one is partial.
+INL vf v_load(const float *p, int64_t left) { return left >= W ? v_ld(p) : v_ldn(p, left); }
+INL void v_store(float *p, vf v, int64_t left) {
+	if (left >= W)
+		v_st(p, v);
+	else
+		v_stn(p, v, left);
+}
+
+INL int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+INL int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+INL float *row(sb_view v, int64_t i) { return (float *)v.p + i * v.stride; }
+INL int32_t *irow(sb_view v, int64_t i) { return (int32_t *)v.p + i * v.stride; }
