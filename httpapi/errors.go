@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -49,7 +50,10 @@ func fromEngine(err error, what string) *apiError {
 		return own
 	}
 	var e *engine.Error
-	if !errors.As(err, &e) {
+	if !errors.As(err, &e) && errors.Is(err, context.Canceled) {
+		e = &engine.Error{Kind: engine.ErrCancelled, Message: "the request was cancelled"}
+	}
+	if e == nil {
 		return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Message: what + ": " + err.Error()}
 	}
 	switch e.Kind {
@@ -73,7 +77,8 @@ func fromEngine(err error, what string) *apiError {
 	case engine.ErrShuttingDown:
 		return &apiError{Status: http.StatusServiceUnavailable, Type: "service_unavailable", Message: e.Message}
 	}
-	return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Message: what + ": " + e.Message}
+	return &apiError{Status: http.StatusInternalServerError, Type: "server_error",
+		Message: what + ": " + strings.TrimPrefix(e.Message, what+": ")}
 }
 
 // dialect chooses the envelope of errors.

@@ -241,34 +241,12 @@ func boundRule(x, lo, hi float64) string {
 	return rule + strconv.FormatFloat(bound, 'f', -1, 64)
 }
 
-// orderedObject is a JSON object that keeps the order of its keys, because
-// chat templates may print messages as they came.
+// orderedObject is a JSON object that is written in the order it was built in.
 type orderedObject []member
 
 type member struct {
 	key   string
 	value json.RawMessage
-}
-
-func parseOrdered(v json.RawMessage) (orderedObject, bool) {
-	d := json.NewDecoder(bytes.NewReader(v))
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return nil, false
-	}
-	var o orderedObject
-	for d.More() {
-		t, err := d.Token()
-		if err != nil {
-			return nil, false
-		}
-		var m member
-		m.key = t.(string)
-		if d.Decode(&m.value) != nil {
-			return nil, false
-		}
-		o.set(m.key, m.value) // a repeated key: the last one counts
-	}
-	return o, true
 }
 
 func (o orderedObject) get(key string) (json.RawMessage, bool) {

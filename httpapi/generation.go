@@ -198,8 +198,8 @@ func choices(req engine.Request, n int) []engine.Request {
 	return all
 }
 
-// run generates all requests, up to maxParallel at once. emit may be called
-// for several of them at the same time. The first error ends all.
+// run generates all requests, up to maxParallel at once. emit may be called for
+// several of them at the same time. The first error ends all.
 func (s *Server) run(ctx context.Context, reqs []engine.Request, emit func(int, engine.Delta) error) ([]engine.Result, error) {
 	results := make([]engine.Result, len(reqs))
 	if len(reqs) == 1 {
@@ -270,26 +270,35 @@ func (s *Server) collect(c *gin.Context, reqs []engine.Request, emit func(int, e
 	return results, nil
 }
 
-// stream runs requests and writes their deltas as they come. The engine's
-// goroutine only fills a queue; this one writes. Headers and the first frame
-// are held back until the engine has accepted the request, so that a bad
-// prompt gets its status, but not longer than the first keep-alive.
+// stream runs requests and writes their deltas as they come. Headers and the
+// first frame are held back until the engine has accepted the request, so that
+// a bad prompt gets its status, but not longer than the first keep-alive.
 func (s *Server) stream(c *gin.Context, reqs []engine.Request, f frames) *apiError {
 	ctx, cancel := context.WithCancel(c.Request.Context())
-	queue := newDeltaQueue()
+	type indexed struct {
+		choice int
+		engine.Delta
+	}
 	type outcome struct {
 		results []engine.Result
 		err     error
 	}
-	ended := make(chan outcome, 1)
+	deltas, ended := make(chan indexed), make(chan outcome, 1)
 	go func() {
-		results, err := s.run(ctx, reqs, queue.put)
+		results, err := s.run(ctx, reqs, func(choice int, d engine.Delta) error {
+			select {
+			case deltas <- indexed{choice, d}:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
 		ended <- outcome{results, err}
 		close(ended)
 	}()
 	defer func() {
 		cancel()
-		for range ended { // the request owns its generation: leave together
+		for range ended { // the generation ends before its request does
 		}
 	}()
 
@@ -303,85 +312,44 @@ func (s *Server) stream(c *gin.Context, reqs []engine.Request, f frames) *apiErr
 		}
 		return f.begin(out)
 	}
-	drain := func() error {
-		for _, d := range queue.take() {
+	for {
+		var err error
+		select {
+		case d := <-deltas:
 			if d.Prefill != nil {
 				progress = *d.Prefill
 				continue
 			}
-			if err := begin(); err != nil {
-				return err
-			}
-			if err := f.delta(out, d.index, d.Delta); err != nil {
-				return err
+			if err = begin(); err == nil {
+				err = f.delta(out, d.choice, d.Delta)
 			}
 			timer.Reset(keepAlivePeriod)
-		}
-		return nil
-	}
-	for {
-		select {
-		case <-queue.ready:
-			if drain() != nil {
-				return nil // the client is gone
-			}
 		case <-timer.C:
-			if begin() != nil || f.keepAlive(out, progress) != nil {
-				return nil
+			if err = begin(); err == nil {
+				err = f.keepAlive(out, progress)
 			}
 			timer.Reset(keepAlivePeriod)
 		case o := <-ended:
-			if drain() != nil {
-				return nil
-			}
-			if o.err != nil {
-				e := s.failure(o.err)
-				if !out.begun {
-					return e
+			switch {
+			case o.err == nil:
+				if err = begin(); err == nil {
+					err = f.end(out, o.results)
 				}
-				_ = f.fail(out, e) // nothing is left to tell a client that is gone
-				return nil
+			case !out.begun:
+				return s.failure(o.err)
+			default:
+				err = f.fail(out, s.failure(o.err))
 			}
-			if begin() == nil {
-				_ = f.end(out, o.results)
+			if err != nil {
+				s.options.Log.Debug("client gone", "request", requestID(c), "error", err)
 			}
 			return nil
 		}
+		if err != nil {
+			s.options.Log.Debug("client gone", "request", requestID(c), "error", err)
+			return nil
+		}
 	}
-}
-
-// deltaQueue hands deltas from the engine to the writer. It never blocks the
-// engine; its length is bounded by the tokens of the request.
-type deltaQueue struct {
-	mu    sync.Mutex
-	items []indexedDelta
-	ready chan struct{}
-}
-
-type indexedDelta struct {
-	index int
-	engine.Delta
-}
-
-func newDeltaQueue() *deltaQueue { return &deltaQueue{ready: make(chan struct{}, 1)} }
-
-func (q *deltaQueue) put(index int, d engine.Delta) error {
-	q.mu.Lock()
-	q.items = append(q.items, indexedDelta{index, d})
-	q.mu.Unlock()
-	select {
-	case q.ready <- struct{}{}:
-	default:
-	}
-	return nil
-}
-
-func (q *deltaQueue) take() []indexedDelta {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	items := q.items
-	q.items = nil
-	return items
 }
 
 // thinking reads the switches of a chat-template request that decide how much

@@ -638,7 +638,7 @@ func (t *anthropicTurns) addReminder(blocks []anthropicBlock, path string) *apiE
 	switch role(last) {
 	case "user":
 		v, _ := last.get("content")
-		last.set("content", encode(contentText(v)+"\n\n"+text))
+		last.set("content", encode(unquote(v)+"\n\n"+text))
 	case "tool": // a user turn of results only
 		t.list = append(t.list, textMessage("user", text))
 	default:

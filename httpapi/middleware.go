@@ -25,6 +25,8 @@ import (
 // observe names the request, turns panics into a 500 and logs one line.
 func (s *Server) observe(c *gin.Context) {
 	start := time.Now()
+	// A deadline of the connection's previous request must not meet this one.
+	_ = http.NewResponseController(c.Writer).SetWriteDeadline(time.Time{})
 	setRequestID(c, "req_"+randomHex(16))
 	c.Header("Server", "sparkbar")
 	defer func() {

@@ -21,56 +21,15 @@ func role(m orderedObject) string {
 	return r
 }
 
-// chatMessages checks the messages of a chat request and brings them into the
-// form that chat templates know: developer is system, leading system messages
-// are one, content is always there and made of text.
+// chatMessages reads the messages of a chat request. They go to the engine as
+// they are: it knows what the model's template makes of roles and contents.
 func (f *fields) chatMessages() json.RawMessage {
 	raw, ok := f.get("messages")
 	var list []json.RawMessage
 	if !ok || raw[0] != '[' || json.Unmarshal(raw, &list) != nil || len(list) == 0 {
 		f.fail(invalid("messages", "%s", f.profile.NoMessages))
-		return nil
 	}
-	messages := make([]orderedObject, 0, len(list))
-	for i, v := range list {
-		m, err := chatMessage(v, fmt.Sprintf("messages[%d]", i))
-		if err != nil {
-			f.fail(err)
-			return nil
-		}
-		messages = append(messages, m)
-	}
-	return encode(mergeLeadingSystem(messages))
-}
-
-func chatMessage(v json.RawMessage, path string) (orderedObject, *apiError) {
-	m, ok := parseOrdered(v)
-	if !ok {
-		return nil, invalid(path, "'%s' must be an object with role and content", path)
-	}
-	r, _ := m.get("role")
-	var name string
-	if len(r) == 0 || r[0] != '"' || json.Unmarshal(r, &name) != nil || name == "" {
-		return nil, invalid(path+".role", "'%s.role' must be a string", path)
-	}
-	if name == "developer" {
-		m.set("role", encode("system"))
-	}
-	content, ok := m.get("content")
-	switch {
-	case !ok:
-		m.set("content", encode(""))
-	case content[0] == '"':
-	case content[0] == '[':
-		parts, err := textParts(content, path+".content")
-		if err != nil {
-			return nil, err
-		}
-		m.set("content", encode(parts))
-	default:
-		return nil, invalid(path+".content", "'%s.content' must be a string, null or a list of text parts", path)
-	}
-	return m, nil
+	return raw
 }
 
 type textPart struct {
@@ -131,36 +90,6 @@ func joinParts(parts []textPart) string {
 		texts[i] = p.Text
 	}
 	return strings.Join(texts, "\n")
-}
-
-// contentText is the text of a checked content value.
-func contentText(v json.RawMessage) string {
-	if len(v) > 0 && v[0] == '[' {
-		var parts []textPart
-		_ = json.Unmarshal(v, &parts) // written by textParts
-		return joinParts(parts)
-	}
-	return unquote(v)
-}
-
-// mergeLeadingSystem makes one message of several system messages at the
-// start, because templates take one.
-func mergeLeadingSystem(messages []orderedObject) []orderedObject {
-	n := 0
-	for n < len(messages) && role(messages[n]) == "system" {
-		n++
-	}
-	if n < 2 {
-		return messages
-	}
-	texts := make([]string, n)
-	for i, m := range messages[:n] {
-		v, _ := m.get("content")
-		texts[i] = contentText(v)
-	}
-	first := messages[0]
-	first.set("content", encode(strings.Join(texts, "\n\n")))
-	return append([]orderedObject{first}, messages[n:]...)
 }
 
 // tool is a function that the model may call, as templates take it.

@@ -442,7 +442,7 @@ func (f *fields) responsesInput(instructions *string) json.RawMessage {
 		f.fail(invalid("input", "'input' must be a non-empty string or list"))
 		return nil
 	}
-	return encode(mergeLeadingSystem(in.list))
+	return encode(in.list)
 }
 
 // inputItems collects messages from input items. Items of one assistant turn

@@ -18,8 +18,8 @@ import (
 // Engine is what the server needs of *engine.Engine.
 type Engine interface {
 	// Generate runs one generation. emit is called from one goroutine, in
-	// order, and returns quickly; its error, like a cancelled ctx, stops the
-	// generation within a round.
+	// order; a slow emit holds up no other generation. Its error, like the end
+	// of ctx, stops the generation within a round.
 	Generate(ctx context.Context, req engine.Request, emit func(engine.Delta) error) (engine.Result, error)
 	// CountTokens renders and counts a prompt without waiting for generations.
 	CountTokens(ctx context.Context, p engine.Prompt) (int, error)
