@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	maxPattern   = 1 << 14         // bytes
-	matchTimeout = 2 * time.Second // per search; also per text for all searches together
+	maxPattern   = 1 << 14               // bytes
+	matchTimeout = 2 * time.Second       // per search
+	byteTimeout  = 20 * time.Microsecond // per byte of text for all searches together, besides matchTimeout
 )
 
 // regexMatcher runs a pattern on a backtracking engine. Where the time limit strikes, the rest of the
@@ -47,8 +48,8 @@ func compileRegex(pattern string) (*regexMatcher, error) {
 
 func (m *regexMatcher) each(text string, yield func(start, end int)) {
 	runes := []rune(text)
-	deadline := time.Now().Add(matchTimeout)
-	runePos, bytePos := 0, 0
+	deadline := time.Now().Add(matchTimeout + time.Duration(len(text))*byteTimeout)
+	runePos, bytePos, count := 0, 0, 0
 	advance := func(to int) int {
 		for ; runePos < to; runePos++ {
 			bytePos += utf8.RuneLen(runes[runePos])
@@ -59,7 +60,7 @@ func (m *regexMatcher) each(text string, yield func(start, end int)) {
 	for err == nil && match != nil {
 		start := advance(match.Index)
 		yield(start, advance(match.Index+match.Length))
-		if time.Now().After(deadline) {
+		if count++; count%64 == 0 && time.Now().After(deadline) {
 			return
 		}
 		match, err = m.re.FindNextMatch(match)

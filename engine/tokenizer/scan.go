@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"maps"
 	"strings"
 	"unicode/utf8"
 )
@@ -32,6 +33,8 @@ func newRegexMatcher(pattern string) (matcher, error) {
 //  7. white space
 type wordRules struct {
 	contraction contractionRule
+	// asciiFold: where contractions may be in any case, ſ does not count as s.
+	asciiFold bool
 	// lead: letters may follow any one character but a line break, letter or number; otherwise only a space.
 	lead bool
 	// marks counts combining marks as letters.
@@ -95,9 +98,13 @@ var knownPatterns = func() map[string]wordRules {
 		reGPT2: gpt2, reGPT2Group: gpt2,
 		reQwen2: qwen, reLlama3: llama3, reQwen35: qwen35, reO200k: o200k, reO200kDigit: o200k1, reTekken: tekken,
 	}
-	for pattern, rules := range known {
-		for _, spelling := range []string{reContract2, reContract3} {
-			known[strings.ReplaceAll(pattern, reContract, spelling)] = rules
+	for pattern, rules := range maps.Clone(known) {
+		if !strings.Contains(pattern, reContract+"?") {
+			known[strings.ReplaceAll(pattern, reContract, reContract2)] = rules
+		}
+		rules.asciiFold = true
+		if strings.Contains(pattern, reContract) {
+			known[strings.ReplaceAll(pattern, reContract, reContract3)] = rules
 		}
 	}
 	return known
@@ -122,7 +129,7 @@ func (w *wordScanner) word(s string) int {
 	c, size := w.classes.at(s)
 	rules := &w.rules
 	if s[0] == '\'' && (rules.contraction == lowerContraction || rules.contraction == anyContraction) {
-		if n := contraction(s, rules.contraction == anyContraction); n > 0 {
+		if n := rules.contracted(s); n > 0 {
 			return n
 		}
 	}
@@ -135,7 +142,7 @@ func (w *wordScanner) word(s string) int {
 	case rules.cased:
 		if n := w.casedWord(s, c, size); n > 0 {
 			if rules.contraction == trailContraction {
-				n += contraction(s[n:], true)
+				n += rules.contracted(s[n:])
 			}
 			return n
 		}
@@ -271,8 +278,9 @@ func (w *wordScanner) upperLower(s string) int {
 	return both + w.run(s[both:], lowerish)
 }
 
-// contraction returns the length of the English contraction that s starts with, 0 if none.
-func contraction(s string, anyCase bool) int {
+// contracted returns the length of the English contraction that s starts with, 0 if none.
+func (r *wordRules) contracted(s string) int {
+	anyCase := r.contraction != lowerContraction
 	if len(s) < 2 || s[0] != '\'' {
 		return 0
 	}
@@ -291,7 +299,7 @@ func contraction(s string, anyCase bool) int {
 		return 2
 	case a == 'r' && b == 'e', a == 'v' && b == 'e', a == 'l' && b == 'l':
 		return 3
-	case anyCase && strings.HasPrefix(s[1:], "ſ"): // folds to s
+	case anyCase && !r.asciiFold && strings.HasPrefix(s[1:], "ſ"):
 		return 1 + len("ſ")
 	}
 	return 0

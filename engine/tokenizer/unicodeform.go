@@ -45,10 +45,15 @@ func longMarkRun(s string) bool {
 			continue
 		}
 		p := norm.NFD.PropertiesString(s[i:])
-		if p.CCC() == 0 && p.TrailCCC() == 0 {
+		switch {
+		case p.CCC() != 0:
+			if run++; run > 8 {
+				return true
+			}
+		case p.TrailCCC() != 0: // a starter that decomposes into one and marks
+			run = 1
+		default:
 			run = 0
-		} else if run++; run > 8 {
-			return true
 		}
 		i += max(p.Size(), 1)
 	}
@@ -65,10 +70,19 @@ func unicodeFormSlow(s string, compatibility, compose bool) string {
 		r   rune
 		ccc uint8
 	}
-	var chars []char
-	for _, r := range s {
-		for _, d := range form.String(string(r)) { // one character never overflows x/text's limit
-			chars = append(chars, char{d, norm.NFD.PropertiesString(string(d)).CCC()})
+	chars := make([]char, 0, len(s)/2)
+	for i, r := range s {
+		p := form.PropertiesString(s[i:])
+		d := string(p.Decomposition())
+		switch {
+		case 0xac00 <= r && r <= 0xd7a3: // Hangul has no table
+			d = form.String(string(r))
+		case d == "":
+			chars = append(chars, char{r, p.CCC()})
+			continue
+		}
+		for j, r := range d {
+			chars = append(chars, char{r, norm.NFD.PropertiesString(d[j:]).CCC()})
 		}
 	}
 	for i := 0; i < len(chars); { // canonical order
