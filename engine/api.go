@@ -109,6 +109,7 @@ type Result struct {
 	Text         string
 	Reasoning    string
 	ToolCalls    []ToolCall
+	BrokenCalls  []string // why calls that the model began could not be used; their markup is left out
 	Tokens       []Token
 	PromptTokens []int32
 	FinishReason FinishReason

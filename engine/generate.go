@@ -32,7 +32,7 @@ func (e *Engine) CountTokens(ctx context.Context, p Prompt) (int, error) {
 		return 0, err
 	}
 	defer l.users.Done()
-	ids, err := l.encode(p)
+	ids, _, err := l.encode(p)
 	return len(ids), err
 }
 
@@ -49,7 +49,7 @@ func (e *Engine) Generate(ctx context.Context, req Request, emit func(Delta) err
 		return Result{}, err
 	}
 	defer l.users.Done()
-	ids, err := l.encode(req.Prompt)
+	ids, text, err := l.encode(req.Prompt)
 	if err != nil {
 		return Result{}, err
 	}
@@ -68,7 +68,7 @@ func (e *Engine) Generate(ctx context.Context, req Request, emit func(Delta) err
 	event.State = "running"
 	e.bus.Publish("request", event)
 
-	res, err := e.runJob(ctx, l, req, job, emit)
+	res, err := e.runJob(ctx, l, req, text, job, emit)
 	event.State, event.Stats = "done", &res.Stats
 	if err != nil {
 		event.State, event.Error, event.Stats = "failed", err.Error(), nil
@@ -134,11 +134,11 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 }
 
 // runJob runs a job on the model's goroutine and hands its deltas to emit.
-func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, j decode.Job, emit func(Delta) error) (Result, error) {
+func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt string, j decode.Job, emit func(Delta) error) (Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	box := newMailbox()
-	a := newAnswer(l, req, box.put)
+	a := newAnswer(l, req, prompt, box.put)
 	began := e.opts.Now()
 	var ttft time.Duration
 	j.Prefill = func(done, total int) {
@@ -180,7 +180,7 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, j decode.Jo
 	if err != nil {
 		return Result{}, generationError(ctx, err)
 	}
-	res := a.finish(out)
+	res := a.finish()
 	for _, d := range box.rest() {
 		if emit != nil {
 			if e := emit(d); e != nil {
@@ -188,7 +188,7 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, j decode.Jo
 			}
 		}
 	}
-	t := telemetry.Request{Mode: l.info.Mode, PromptTokens: len(j.Prompt), CachedTokens: out.Cached, CompletionTokens: len(out.Tokens), Rounds: out.Rounds,
+	t := telemetry.Request{Mode: l.info.Mode, PromptTokens: len(j.Prompt), CachedTokens: out.Cached, CompletionTokens: len(res.Tokens), Rounds: out.Rounds,
 		TargetForwards: out.TargetForwards, LookupRounds: out.LookupRounds, Seconds: out.Total.Seconds(), PrefillSeconds: out.Prefill.Seconds(),
 		TTFTSeconds: ttft.Seconds(), Decay: l.log.Decay(req.ID), Cold: cold}
 	if l.info.Mode != "baseline" {

@@ -33,19 +33,19 @@ func newFormat(t *tokenizer.Tokenizer) (*chat.Format, error) {
 		HasToken: func(s string) bool { _, ok := t.ID(s); return ok }})
 }
 
-// encode turns a prompt into token ids.
-func (l *loaded) encode(p Prompt) ([]int32, error) {
+// encode turns a prompt into token ids; text is the rendered conversation, ""
+// for the other kinds of prompt.
+func (l *loaded) encode(p Prompt) (ids []int32, text string, err error) {
 	switch {
 	case p.Tokens != nil:
-		return p.Tokens, nil
+		return p.Tokens, "", nil
 	case p.Text != nil:
-		return l.tok.Encode(*p.Text, true), nil
+		return l.tok.Encode(*p.Text, true), "", nil
 	}
-	text, err := l.render(p)
-	if err != nil {
-		return nil, err
+	if text, err = l.render(p); err != nil {
+		return nil, "", err
 	}
-	return l.tok.Encode(text, !l.format.HasTemplate()), nil
+	return l.tok.Encode(text, !l.format.HasTemplate()), text, nil
 }
 
 // render makes the text of a conversation.

@@ -1,0 +1,142 @@
+package engine
+
+import (
+	"strings"
+
+	"sparkbar/engine/chat"
+	"sparkbar/engine/decode"
+	"sparkbar/engine/tokenizer"
+)
+
+// answer turns the tokens of one generation into text, reasoning and tool
+// calls as they come, and adds them up.
+type answer struct {
+	l   *loaded
+	req Request
+	put func(Delta)
+
+	stream *tokenizer.Stream
+	stop   *chat.Stopper
+	parser *chat.Parser // nil: the text is passed on as it is
+
+	tokens    []Token
+	ended     bool // by an end token or a stop string
+	text      strings.Builder
+	reasoning strings.Builder
+	calls     []ToolCall
+	broken    []string
+}
+
+func newAnswer(l *loaded, req Request, prompt string, put func(Delta)) *answer {
+	a := &answer{l: l, req: req, put: put, stream: l.tok.Stream(false), stop: chat.NewStopper(req.Stop)}
+	if req.Reasoning || req.Tools {
+		var tools []any
+		if req.Tools {
+			tools, _ = decodeList(req.Prompt.Tools) // render has checked them
+		}
+		a.parser = l.format.NewParser(chat.ParserOptions{Rules: chat.SparkbarRules, Prompt: prompt, Continued: req.Prompt.ContinueFinal,
+			Calls: req.Tools, Tools: tools, NoThought: !req.Reasoning})
+	}
+	return a
+}
+
+// add takes the tokens of a round, up to the one that completes a stop string;
+// true ends the generation there.
+func (a *answer) add(ts []decode.Token) (stop bool) {
+	var round []Token
+	for _, t := range ts {
+		tok := a.token(t)
+		a.tokens = append(a.tokens, tok)
+		if a.req.Logprobs >= 0 {
+			round = append(round, tok)
+		}
+		if a.l.end[t.ID] {
+			a.ended = true
+			break
+		}
+		safe, hit := a.stop.Feed(a.stream.Add(t.ID))
+		a.pass(safe)
+		if hit {
+			a.ended = true
+			break
+		}
+	}
+	if len(round) > 0 {
+		a.put(Delta{Tokens: round})
+	}
+	return a.ended
+}
+
+func (a *answer) token(t decode.Token) Token {
+	out := Token{ID: t.ID, Text: a.l.tok.Token(t.ID), Bytes: a.l.tok.TokenBytes(t.ID), Logprob: t.Logprob}
+	for _, p := range t.Top {
+		out.Top = append(out.Top, TokenProb{ID: p.ID, Text: a.l.tok.Token(p.ID), Bytes: a.l.tok.TokenBytes(p.ID), Logprob: float64(p.Logprob)})
+	}
+	return out
+}
+
+// pass hands decoded text on, through the parser if there is one.
+func (a *answer) pass(text string) {
+	switch {
+	case text == "":
+	case a.parser == nil:
+		a.text.WriteString(text)
+		a.put(Delta{Text: text})
+	default:
+		a.events(a.parser.Feed(text))
+	}
+}
+
+func (a *answer) events(list []chat.Event) {
+	for _, e := range list {
+		switch e.Kind {
+		case chat.Text:
+			a.text.WriteString(e.Text)
+			a.put(Delta{Text: e.Text})
+		case chat.Thought:
+			a.reasoning.WriteString(e.Text)
+			a.put(Delta{Reasoning: e.Text})
+		case chat.TextWasThought: // a closing tag came late; what was streamed cannot be taken back
+			a.reasoning.WriteString(a.text.String())
+			a.text.Reset()
+		case chat.CallStart:
+			c := ToolCall{Index: e.Call, ID: callID(), Name: e.Name}
+			a.calls = append(a.calls, c)
+			a.put(Delta{ToolCall: &c})
+		case chat.CallArgs:
+			last := &a.calls[len(a.calls)-1]
+			last.Arguments += e.Text
+			a.put(Delta{ToolCall: &ToolCall{Index: last.Index, Arguments: e.Text}})
+		case chat.BrokenCall:
+			why := "unreadable"
+			if e.Err != nil {
+				why = e.Err.Error()
+			}
+			a.broken = append(a.broken, why)
+		}
+	}
+}
+
+// finish flushes what was held back and returns the whole answer.
+func (a *answer) finish() Result {
+	if a.stop.Matched() == "" {
+		safe, hit := a.stop.Feed(a.stream.Finish())
+		if !hit {
+			safe += a.stop.Flush()
+		}
+		a.pass(safe)
+		a.ended = a.ended || hit
+	}
+	if a.parser != nil {
+		a.events(a.parser.Finish())
+	}
+	r := Result{Text: a.text.String(), Reasoning: a.reasoning.String(), ToolCalls: a.calls, BrokenCalls: a.broken, Tokens: a.tokens,
+		FinishReason: FinishLength, StopString: a.stop.Matched()}
+	switch {
+	case len(a.calls) > 0:
+		r.FinishReason = FinishToolCalls
+	case a.ended:
+		r.FinishReason = FinishStop
+	}
+	return r
+}
