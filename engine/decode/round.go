@@ -94,7 +94,7 @@ func (g *generation) prefill(ctx context.Context) (Token, error) {
 		if p, err = g.forward(prompt[at:at+n], want); err != nil {
 			return Token{}, err
 		}
-		if err := g.keep(p.fused, n); err != nil {
+		if err := g.keep(p.fused, prompt[at:at+n]); err != nil {
 			return Token{}, err
 		}
 		at += n
@@ -127,13 +127,16 @@ func (g *generation) forward(ids []int32, want outputs) (pass, error) {
 	return g.r.t.forward(g.seq, ids, want, &g.stop)
 }
 
-// keep commits the first n rows of the last forward.
-func (g *generation) keep(fused compute.View, n int) error {
-	g.seq.Advance(n)
-	if g.ctx != nil {
-		return g.ctx.Observe(fused.Slice(0, n), &g.stop)
+// keep commits the first rows of the last forward, those of ids.
+func (g *generation) keep(fused compute.View, ids []int32) error {
+	g.seq.Advance(len(ids))
+	if g.ctx == nil {
+		return nil
 	}
-	return nil
+	if fused.Given() {
+		fused = fused.Slice(0, len(ids))
+	}
+	return g.ctx.Observe(ids, fused, &g.stop)
 }
 
 // round proposes, verifies, accepts, rolls back and emits.
@@ -152,7 +155,7 @@ func (g *generation) round() (done bool, err error) {
 	}
 	rd.Cap = g.cap()
 	if j.Mode == Draft && rd.Source == Plain && min(rd.Cap, room) > 0 {
-		prop, err = g.ctx.Propose(draft.Request{Pending: pending, Cap: min(rd.Cap, room), Threshold: j.Threshold, Sampler: g.sampler, Rand: g.rand, Stop: &g.stop})
+		prop, err = g.ctx.Propose(draft.Request{Pending: pending, Cap: min(rd.Cap, room), Threshold: j.Threshold, Sampler: g.sampler, Temperature: j.Params.Temperature, Rand: g.rand, Stop: &g.stop})
 		if err != nil {
 			return false, err
 		}
@@ -162,7 +165,8 @@ func (g *generation) round() (done bool, err error) {
 		rd.Cap = len(prop.Tokens)
 	}
 
-	p, err := g.forward(append([]int32{pending}, prop.Tokens...), allRows)
+	ids := append([]int32{pending}, prop.Tokens...)
+	p, err := g.forward(ids, allRows)
 	if err != nil {
 		return false, err
 	}
@@ -170,7 +174,7 @@ func (g *generation) round() (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err := g.keep(p.fused, n+1); err != nil {
+	if err := g.keep(p.fused, ids[:n+1]); err != nil {
 		return false, err
 	}
 	g.good = true
@@ -316,11 +320,12 @@ func (g *generation) end() {
 	if g.seq != nil {
 		seqs = append(seqs, g.seq)
 	}
-	if g.ctx != nil {
-		if g.good && g.ctx.Flush(nil) != nil {
-			g.good = false
-		}
-		if s := g.ctx.Seq(); s != nil {
+	if g.ctx != nil && !g.good {
+		g.ctx.Close()
+	} else if g.ctx != nil {
+		s, err := g.ctx.Finish(nil)
+		g.good = err == nil
+		if s != nil {
 			seqs = append(seqs, s)
 		}
 	}

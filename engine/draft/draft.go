@@ -19,7 +19,7 @@ type Drafter interface {
 	// NewContext returns an empty memory, or one that goes on from a stored
 	// sequence (which it takes over).
 	NewContext(from *cache.Seq) (Context, error)
-	// Cache is where contexts keep their past; nil if they keep none.
+	// Cache is where contexts keep their past.
 	Cache() *cache.Cache
 	WeightBytes() int64
 	Close()
@@ -27,16 +27,18 @@ type Drafter interface {
 
 // Context is a drafter's memory of one sequence.
 type Context interface {
-	// Observe takes in committed positions: fused rows of the taps, which stay
-	// valid until the target's next forward; Flush must be called before it.
-	Observe(fused compute.View, stop *compute.Stop) error
-	// Flush reads what Observe was given.
+	// Observe takes in committed positions: their tokens, and the fused rows of
+	// the taps, which stay valid until the target's next forward; Flush must be
+	// called before it.
+	Observe(tokens []int32, fused compute.View, stop *compute.Stop) error
+	// Flush reads the rows that Observe was given.
 	Flush(stop *compute.Stop) error
 	// Propose drafts up to r.Cap tokens after the pending one.
 	Propose(r Request) (Proposal, error)
-	// Seq is the stored past, for the prefix store; nil if there is none. The
-	// context must not be used after it has been given away.
-	Seq() *cache.Seq
+	// Finish ends the context and gives its past away, for the prefix store: as
+	// many positions as were observed. After an error the past is lost.
+	Finish(stop *compute.Stop) (*cache.Seq, error)
+	// Close drops everything. It does nothing after Finish.
 	Close()
 }
 
@@ -45,10 +47,12 @@ type Request struct {
 	Pending   int32   // the last committed token, not yet in any cache
 	Cap       int     // at most this many drafts
 	Threshold float64 // confidence below which the block is cut; 0 = no cut
-	// Sampler and Rand draw the tokens; a greedy sampler takes the best ones.
-	Sampler *sample.Sampler
-	Rand    sample.Source
-	Stop    *compute.Stop
+	// Sampler and Rand draw the tokens, at Temperature; a greedy sampler takes
+	// the best ones.
+	Sampler     *sample.Sampler
+	Temperature float64
+	Rand        sample.Source
+	Stop        *compute.Stop
 }
 
 // Proposal is a drafted block.
@@ -63,7 +67,7 @@ type Proposal struct {
 	Dists []sample.Dist
 }
 
-// Host is what a drafter may borrow from its target.
+// Host is what a drafter may borrow from its target, and how it is to be set up.
 type Host struct {
 	Model   *arch.Model
 	Backend compute.Backend
@@ -72,4 +76,12 @@ type Host struct {
 	// Window limits how far back the draft block attends (rows of context); 0 =
 	// all. Heads that were trained with a window ignore it.
 	Window int
+	// Bits quantizes a head's matrices while loading (MLX affine, groups of 64);
+	// below 2 counts as 2, 0 keeps the stored precision. What is stored quantized
+	// stays as it is. It changes how many drafts are accepted, never the output.
+	Bits int
+	// Tokens is how many ids the tokenizer that target and draft model share can
+	// produce; 0 = unknown. A draft model may then have a table padded to another
+	// size than the target's.
+	Tokens int
 }
