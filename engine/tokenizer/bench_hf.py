@@ -1,7 +1,7 @@
 """Speed of Hugging Face tokenizers, one thread, on the text of BenchmarkEncode, for comparison in one run:
 
     pip install tokenizers
-    BENCH_TEXT=/tmp/text go test -run '^$' -bench Encode ./engine/tokenizer && python engine/tokenizer/bench_hf.py /tmp/text
+    BENCH_TEXT=$PWD/text.txt go test -run '^$' -bench Encode ./engine/tokenizer && python engine/tokenizer/bench_hf.py text.txt
 
 Prints MB/s and the number of tokens for each golden tokenizer; the token counts must agree.
 """

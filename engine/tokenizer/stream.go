@@ -22,8 +22,8 @@ func (t *Tokenizer) Stream(skipSpecial bool) *Stream {
 // Add takes the next id and returns the text that became final, often "".
 //
 // Text is held back while it ends in an unfinished or invalid character, as the next token may belong
-// to it, and while the last token is a single space of a byte-level vocabulary, so that a reply that
-// ends there can still be trimmed.
+// to it, and while the last token is a lone space of a byte-level vocabulary, which is handed out with
+// the text after it.
 func (s *Stream) Add(id int32) string {
 	n := s.push(id)
 	if len(s.open) > 0 || bytes.HasSuffix(s.held, []byte("\uFFFD")) {

@@ -174,8 +174,11 @@ func parseMerges(raw json.RawMessage) ([][2]string, error) {
 	if isNull(raw) {
 		return nil, nil
 	}
-	var pairs [][]string
-	if json.Unmarshal(raw, &pairs) == nil {
+	if inner, ok := bytes.CutPrefix(raw, []byte("[")); ok && bytes.HasPrefix(bytes.TrimLeft(inner, " \t\r\n"), []byte("[")) {
+		var pairs [][]string
+		if err := json.Unmarshal(raw, &pairs); err != nil {
+			return nil, fmt.Errorf(": %w", err)
+		}
 		merges := make([][2]string, len(pairs))
 		for i, p := range pairs {
 			if len(p) != 2 {
