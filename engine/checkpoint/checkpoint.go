@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"unsafe"
+
+	"sparkbar/engine/layout"
 )
 
 // maxTensors bounds how many tensors one checkpoint may hold; the largest published ones hold a tenth of it.
@@ -36,10 +38,10 @@ type Checkpoint struct {
 
 // entry is one stored tensor.
 type entry struct {
-	name  string // as stored, before any rename: what config.json calls it
-	file  int    // index in Checkpoint.files
-	dtype DType  // 0 when scheme is a GGUF block kind
-	block Scheme // GGUF block kind, or 0
+	name  string        // as stored, before any rename: what config.json calls it
+	file  int           // index in Checkpoint.files
+	dtype layout.DType  // 0 when scheme is a GGUF block kind
+	block layout.Scheme // GGUF block kind, or 0
 	shape []int
 	data  []byte
 
@@ -242,12 +244,9 @@ func (c *Checkpoint) mapFile(path string) (int, error) {
 	return len(c.files) - 1, nil
 }
 
-// alloc returns n zero bytes that live until Close, outside the Go heap where the system allows it. A nil checkpoint
-// allocates on the heap.
+// alloc returns n zero bytes that live until Close, outside the Go heap where the system allows it. It is the Alloc of
+// every Matrix of the checkpoint. A closed checkpoint allocates on the heap.
 func (c *Checkpoint) alloc(n int) []byte {
-	if c == nil {
-		return make([]byte, n)
-	}
 	const chunk, align = 1 << 20, 64
 	c.mu.Lock()
 	defer c.mu.Unlock()

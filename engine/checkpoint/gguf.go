@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"sparkbar/engine/layout"
 )
 
 // GGUF: "GGUF", version, tensor count, metadata count, the metadata, the tensor descriptions, padding to the
@@ -44,12 +46,12 @@ var ggufSize = [...]int{ggufU8: 1, ggufI8: 1, ggufU16: 2, ggufI16: 2, ggufU32: 4
 
 // ggufTypes are the tensor types that can be read, by their number in the file.
 var ggufTypes = map[uint32]struct {
-	dtype DType
-	block Scheme
+	dtype layout.DType
+	block layout.Scheme
 }{
-	0: {F32, 0}, 1: {F16, 0}, 30: {BF16, 0}, 28: {F64, 0}, 24: {I8, 0}, 25: {I16, 0}, 26: {I32, 0}, 27: {I64, 0},
-	2: {0, Q4_0}, 3: {0, Q4_1}, 6: {0, Q5_0}, 7: {0, Q5_1}, 8: {0, Q8_0},
-	10: {0, Q2_K}, 11: {0, Q3_K}, 12: {0, Q4_K}, 13: {0, Q5_K}, 14: {0, Q6_K}, 20: {0, IQ4_NL}, 39: {0, GGUFMXFP4},
+	0: {layout.F32, 0}, 1: {layout.F16, 0}, 30: {layout.BF16, 0}, 28: {layout.F64, 0}, 24: {layout.I8, 0}, 25: {layout.I16, 0}, 26: {layout.I32, 0}, 27: {layout.I64, 0},
+	2: {0, layout.Q4_0}, 3: {0, layout.Q4_1}, 6: {0, layout.Q5_0}, 7: {0, layout.Q5_1}, 8: {0, layout.Q8_0},
+	10: {0, layout.Q2_K}, 11: {0, layout.Q3_K}, 12: {0, layout.Q4_K}, 13: {0, layout.Q5_K}, 14: {0, layout.Q6_K}, 20: {0, layout.IQ4_NL}, 39: {0, layout.GGUFMXFP4},
 }
 
 // ggufUnread names tensor types that exist but cannot be read, for the error.
@@ -500,7 +502,7 @@ func (c *Checkpoint) openGGUF(path string) error {
 // unpermute puts the rows of a llama q or k projection in Hugging Face order. GGUF stores each head's rows so that the
 // two of a rope pair are neighbours: Hugging Face row (head, half, j) is stored as (head, j, half). The rows are copied
 // on every call, once per load; all other GGUF matrices are views.
-func (c *Checkpoint) unpermute(m Matrix, e *entry) Matrix {
+func (c *Checkpoint) unpermute(m layout.Matrix, e *entry) layout.Matrix {
 	if e.heads == 0 {
 		return m
 	}

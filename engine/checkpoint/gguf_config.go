@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"sparkbar/engine/layout"
 )
 
 // ggufFamily says how the tensors of one general.architecture are called in the Hugging Face world.
@@ -124,7 +126,7 @@ func (c *Checkpoint) adoptGGUF(list []*entry) error {
 				to = family.top[name] + suffix
 			}
 			if family.norms && strings.HasSuffix(e.name, "norm.weight") {
-				if e.dtype != F32 {
+				if e.dtype != layout.F32 {
 					return fmt.Errorf("tensor %q is not F32, as norms are; the file is damaged", e.name)
 				}
 				e.shift = -1
@@ -290,7 +292,7 @@ func (g *ggufConfig) rope() {
 // factors is a vector of numbers as a config list, nil when the tensor is absent.
 func (g *ggufConfig) factors(name string) []any {
 	e := g.raw[name]
-	if e == nil || e.block != 0 || !e.dtype.isFloat() || len(e.data) > 1<<16 {
+	if e == nil || e.block != 0 || !e.dtype.IsFloat() || len(e.data) > 1<<16 {
 		return nil
 	}
 	values, err := Tensor{Name: name, DType: e.dtype, Data: e.data}.Float32()

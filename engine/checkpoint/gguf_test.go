@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sparkbar/engine/layout"
 )
 
 // Every block kind against the values of the format's own Python package, bit for bit.
@@ -18,13 +20,13 @@ func TestBlockKinds(t *testing.T) {
 	defer c.Close()
 	want := must(Open("testdata/gguf/blocks.safetensors"))(t)
 	defer want.Close()
-	seen := map[Scheme]bool{}
+	seen := map[layout.Scheme]bool{}
 	for _, name := range want.Names() {
 		m := must(c.Matrix(name))(t)
 		seen[m.Scheme] = true
 		values := must(must(want.Tensor(name))(t).Float32())(t)
-		if m.count()*m.Cols != len(values) {
-			t.Fatalf("%s is %s, want %d values", name, m.describe(), len(values))
+		if max(m.Batch, 1)*m.Rows*m.Cols != len(values) {
+			t.Fatalf("%s is %s, want %d values", name, m, len(values))
 		}
 		for r, row := range rows(t, m) {
 			for i, got := range row {
@@ -34,7 +36,7 @@ func TestBlockKinds(t *testing.T) {
 			}
 		}
 		if name == "experts" && (m.Batch != 2 || m.Rows != 3) {
-			t.Errorf("stacked experts are %s", m.describe())
+			t.Errorf("stacked experts are %s", m)
 		}
 		if m.Scheme.IsBlock() {
 			if _, err := c.Tensor(name + ".weight"); err == nil || !strings.Contains(err.Error(), name) {
@@ -42,7 +44,7 @@ func TestBlockKinds(t *testing.T) {
 			}
 		}
 	}
-	for s := Q4_0; s <= GGUFMXFP4; s++ {
+	for s := layout.Q4_0; s <= layout.GGUFMXFP4; s++ {
 		if !seen[s] {
 			t.Errorf("%s is not covered", s)
 		}
@@ -73,7 +75,7 @@ func TestGGUFTwin(t *testing.T) {
 		a := must(c.Matrix(prefix))(t)
 		b := must(twin.MatrixCols(prefix, a.Cols))(t)
 		if a.Rows != b.Rows || a.Bits != b.Bits || a.Group != b.Group {
-			t.Fatalf("%s is %s, the twin %s", prefix, a.describe(), b.describe())
+			t.Fatalf("%s is %s, the twin %s", prefix, a, b)
 		}
 		x, y := rows(t, a), rows(t, b)
 		for r := range x {

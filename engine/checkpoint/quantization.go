@@ -6,24 +6,26 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"sparkbar/engine/layout"
 )
 
 // quantization is what config.json says about quantized weights.
 type quantization struct {
-	name   string            // config.json, for errors
-	all    *layout           // for paths that are not named
-	paths  map[string]layout // named paths
-	off    map[string]bool   // paths named false
-	method string            // a foreign quant_method, such as "gptq"
+	name   string             // config.json, for errors
+	all    *packing           // for paths that are not named
+	paths  map[string]packing // named paths
+	off    map[string]bool    // paths named false
+	method string             // a foreign quant_method, such as "gptq"
 }
 
-// layout is one {mode, bits, group_size}. mode "" stands for whatever the stored scales say.
-type layout struct {
+// packing is one {mode, bits, group_size}. mode "" stands for whatever the stored scales say.
+type packing struct {
 	mode        string
 	bits, group int
 }
 
-func (l layout) String() string {
+func (l packing) String() string {
 	mode := l.mode
 	if mode == "" {
 		mode = "affine"
@@ -32,44 +34,34 @@ func (l layout) String() string {
 }
 
 var modes = map[string]struct {
-	Scheme
-	layout
+	layout.Scheme
+	packing
 }{
-	"affine": {Affine, layout{"affine", 4, 64}},
-	"mxfp4":  {MXFP4, layout{"mxfp4", 4, 32}},
-	"mxfp8":  {MXFP8, layout{"mxfp8", 8, 32}},
-	"nvfp4":  {NVFP4, layout{"nvfp4", 4, 16}},
+	"affine": {layout.Affine, packing{"affine", 4, 64}},
+	"mxfp4":  {layout.MXFP4, packing{"mxfp4", 4, 32}},
+	"mxfp8":  {layout.MXFP8, packing{"mxfp8", 8, 32}},
+	"nvfp4":  {layout.NVFP4, packing{"nvfp4", 4, 16}},
 }
 
 // check refuses combinations that do not exist.
-func (l layout) check() error {
+func (l packing) check() error {
 	if l.mode == "" && l.bits == 4 && l.group == 16 { // nvfp4 without its mode
 		return nil
 	}
-	if l.mode == "" || l.mode == "affine" {
-		if !slices.Contains([]int{1, 2, 3, 4, 5, 6, 8}, l.bits) {
-			return fmt.Errorf("affine quantization with %d bits does not exist; the choices are 1, 2, 3, 4, 5, 6 and 8", l.bits)
+	scheme := layout.Affine
+	if l.mode != "" {
+		m, ok := modes[l.mode]
+		if !ok {
+			return fmt.Errorf("quantization mode %q is unknown; the choices are affine, mxfp4, mxfp8 and nvfp4", l.mode)
 		}
-		if !slices.Contains([]int{32, 64, 128}, l.group) {
-			return fmt.Errorf("affine quantization with groups of %d does not exist; the choices are 32, 64 and 128", l.group)
-		}
-		return nil
+		scheme = m.Scheme
 	}
-	m, ok := modes[l.mode]
-	switch {
-	case !ok:
-		return fmt.Errorf("quantization mode %q is unknown; the choices are affine, mxfp4, mxfp8 and nvfp4", l.mode)
-	case l.group != m.group:
-		return fmt.Errorf("%s quantization has groups of %d, not %d", l.mode, m.group, l.group)
-	case l.bits != m.bits:
-		return fmt.Errorf("%s quantization has %d bits, not %d", l.mode, m.bits, l.bits)
-	}
-	return nil
+	return scheme.Check(l.bits, l.group)
 }
 
 // readQuantization decodes the quantization (or quantization_config) entry of a config, or of its text_config.
 func readQuantization(config object) (quantization, error) {
-	q := quantization{name: config.name, paths: map[string]layout{}, off: map[string]bool{}}
+	q := quantization{name: config.name, paths: map[string]packing{}, off: map[string]bool{}}
 	root := newConfig(config)
 	for _, c := range []Config{root, root.Sub("text_config")} {
 		for _, key := range []string{"quantization", "quantization_config"} {
@@ -85,7 +77,7 @@ func readQuantization(config object) (quantization, error) {
 
 func (q *quantization) read(c Config) error {
 	if method := c.StringOr("quant_method", ""); method == "mxfp4" {
-		l := modes["mxfp4"].layout
+		l := modes["mxfp4"].packing
 		q.all = &l
 		return c.Err()
 	} else if method != "" && method != "mlx" {
@@ -93,7 +85,7 @@ func (q *quantization) read(c Config) error {
 		return c.Err()
 	}
 	if c.Has("bits") || c.Has("group_size") || c.Has("mode") {
-		l, err := readLayout(c)
+		l, err := readPacking(c)
 		if err != nil {
 			return err
 		}
@@ -106,7 +98,7 @@ func (q *quantization) read(c Config) error {
 			if !sub.Has("bits") && !sub.Has("group_size") && !sub.Has("mode") {
 				continue // not a layer entry
 			}
-			l, err := readLayout(sub)
+			l, err := readPacking(sub)
 			if err != nil {
 				return err
 			}
@@ -120,11 +112,11 @@ func (q *quantization) read(c Config) error {
 	return c.Err()
 }
 
-func readLayout(c Config) (layout, error) {
-	l := layout{mode: c.StringOr("mode", "")}
-	def := modes["affine"].layout
+func readPacking(c Config) (packing, error) {
+	l := packing{mode: c.StringOr("mode", "")}
+	def := modes["affine"].packing
 	if m, ok := modes[l.mode]; ok {
-		def = m.layout
+		def = m.packing
 	}
 	l.bits, l.group = c.IntOr("bits", def.bits), c.IntOr("group_size", def.group)
 	if err := c.Err(); err != nil {
@@ -137,7 +129,7 @@ func readLayout(c Config) (layout, error) {
 }
 
 // find is the entry for the first of the given paths that is named, else the one for all.
-func (q quantization) find(paths ...string) (l layout, given, off bool) {
+func (q quantization) find(paths ...string) (l packing, given, off bool) {
 	for _, p := range paths {
 		if q.off[p] {
 			return l, false, true
@@ -164,11 +156,11 @@ func (q quantization) find(paths ...string) (l layout, given, off bool) {
 // NVFP4 weights as modelopt writes them (weight_scale, weight_scale_2) are found the same way. Two kinds are copied on
 // each call instead of viewed: q and k projections of llama GGUF files, whose rows are put in Hugging Face order, and
 // scaled 8-bit float weights of Hugging Face files, which become bfloat16.
-func (c *Checkpoint) Matrix(prefix string) (Matrix, error) { return c.MatrixCols(prefix, 0) }
+func (c *Checkpoint) Matrix(prefix string) (layout.Matrix, error) { return c.MatrixCols(prefix, 0) }
 
 // MatrixCols is Matrix for a caller that knows the input width, which decides bits and group size without config.json.
 // A stored matrix of another width is an error.
-func (c *Checkpoint) MatrixCols(prefix string, cols int) (Matrix, error) {
+func (c *Checkpoint) MatrixCols(prefix string, cols int) (layout.Matrix, error) {
 	w, err := c.find(prefix + ".weight")
 	if err != nil && c.tensors[prefix] != nil {
 		w, err = c.tensors[prefix], nil
@@ -176,17 +168,17 @@ func (c *Checkpoint) MatrixCols(prefix string, cols int) (Matrix, error) {
 	if err != nil {
 		for _, packed := range []string{".qweight", ".weight_packed"} {
 			if c.Has(prefix + packed) {
-				return Matrix{}, fmt.Errorf("%s: tensor %q is in a packing that cannot be read (%s); use an MLX or GGUF conversion of the model", c.path, prefix+packed, c.quant.foreign())
+				return layout.Matrix{}, fmt.Errorf("%s: tensor %q is in a packing that cannot be read (%s); use an MLX or GGUF conversion of the model", c.path, prefix+packed, c.quant.foreign())
 			}
 		}
-		return Matrix{}, err
+		return layout.Matrix{}, err
 	}
 	m, err := c.matrix(prefix, w, cols)
 	if err == nil {
-		err = m.check()
+		err = m.Check()
 	}
 	if err != nil {
-		return Matrix{}, fmt.Errorf("%s: tensor %q: %w", c.files[w.file].path, w.name, err)
+		return layout.Matrix{}, fmt.Errorf("%s: tensor %q: %w", c.files[w.file].path, w.name, err)
 	}
 	return m, nil
 }
@@ -198,21 +190,21 @@ func (q quantization) foreign() string {
 	return "unknown quantization"
 }
 
-func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (Matrix, error) {
-	m := Matrix{Name: prefix, GlobalScale: 1, owner: c}
+func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (layout.Matrix, error) {
+	m := layout.Matrix{Name: prefix, GlobalScale: 1, Alloc: c.alloc}
 	scales, biases := c.tensors[prefix+".scales"], c.tensors[prefix+".biases"]
 	stored := strings.TrimSuffix(w.name, ".weight")
 	want, given, off := c.quant.find(stored, prefix)
 
-	if w.block != 0 || scales == nil && w.dtype.isFloat() && w.dtype.Size() > 1 {
+	if w.block != 0 || scales == nil && w.dtype.IsFloat() && w.dtype.Size() > 1 {
 		if _, named := c.quant.paths[stored]; named {
 			return m, fmt.Errorf("%s says it is quantized (%s), but it is stored as plain %s; the files are of different conversions, download the model again", c.quant.name, want, w.dtype)
 		}
-		m.Scheme, m.DType = Dense, w.dtype
+		m.Scheme, m.DType = layout.Dense, w.dtype
 		if w.block != 0 {
-			m.Scheme, m.Bits, m.Group = w.block, schemes[w.block].bits, w.block.BlockSize()
+			m.Scheme, m.Bits, m.Group = w.block, w.block.CodeBits(), w.block.BlockSize()
 		}
-		if err := m.shape(w.shape, 1, 1); err != nil {
+		if err := setShape(&m, w.shape, 1, 1); err != nil {
 			return m, err
 		}
 		if cols != 0 && cols != m.Cols {
@@ -221,7 +213,7 @@ func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (Matrix, error) {
 		m.Weight = w.data
 		return c.unpermute(m, w), nil
 	}
-	if scales == nil && (w.dtype == F8E4M3 || w.dtype == F8E5M2) {
+	if scales == nil && (w.dtype == layout.F8E4M3 || w.dtype == layout.F8E5M2) {
 		return c.fp8(m, prefix, w, cols)
 	}
 	if scales == nil {
@@ -229,12 +221,12 @@ func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (Matrix, error) {
 	}
 
 	ws, ss := w.shape, scales.shape
-	if w.dtype == U8 && len(ws) == len(ss)+1 { // Hugging Face gpt_oss: [..., groups, bytes of a group]
+	if w.dtype == layout.U8 && len(ws) == len(ss)+1 { // Hugging Face gpt_oss: [..., groups, bytes of a group]
 		ws = slices.Concat(ws[:len(ws)-2], []int{ws[len(ws)-2] * ws[len(ws)-1]})
 	}
 	n := len(ws)
 	switch {
-	case w.dtype != U32 && w.dtype != U8:
+	case w.dtype != layout.U32 && w.dtype != layout.U8:
 		return m, fmt.Errorf("is %s next to scales; packed weights are U32", w.dtype)
 	case n < 2 || n > 3 || !slices.Equal(ws[:n-1], ss[:max(len(ss)-1, 0)]) || ws[n-1] == 0 || ss[n-1] == 0:
 		return m, fmt.Errorf("packed shape %v does not fit the shape %v of %q", ws, ss, scales.name)
@@ -247,11 +239,11 @@ func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (Matrix, error) {
 		return m, fmt.Errorf("packed shape %v does not fit the shape %v of %q", ws, ss, scales.name)
 	}
 
-	var got layout
+	var got packing
 	switch scales.dtype {
-	case U8, F8E8M0, F8E4M3:
+	case layout.U8, layout.E8M0, layout.F8E4M3:
 		for _, mode := range []string{"nvfp4", "mxfp4", "mxfp8"} {
-			if l := modes[mode].layout; l.bits*l.group == perScale && (scales.dtype == U8 || (scales.dtype == F8E4M3) == (mode == "nvfp4")) {
+			if l := modes[mode].packing; l.bits*l.group == perScale && (scales.dtype == layout.U8 || (scales.dtype == layout.F8E4M3) == (mode == "nvfp4")) {
 				got = l
 			}
 		}
@@ -261,7 +253,7 @@ func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (Matrix, error) {
 		if biases != nil {
 			return m, fmt.Errorf("%s weights have no biases, but %q exists", got.mode, biases.name)
 		}
-	case F32, F16, BF16:
+	case layout.F32, layout.F16, layout.BF16:
 		got.mode = "affine"
 		switch {
 		case cols != 0:
@@ -288,14 +280,14 @@ func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (Matrix, error) {
 		return m, fmt.Errorf("%s says %s, but it is stored as %s; the files are of different conversions, download the model again", c.quant.name, want, got)
 	}
 	m.Scheme, m.Bits, m.Group = modes[got.mode].Scheme, got.bits, got.group
-	if err := m.shape(ws, w.dtype.Size()*8, got.bits); err != nil {
+	if err := setShape(&m, ws, w.dtype.Size()*8, got.bits); err != nil {
 		return m, err
 	}
 	if cols != 0 && cols != m.Cols {
 		return m, fmt.Errorf("has %d columns where the model needs %d", m.Cols, cols)
 	}
 	m.Weight, m.Scales = w.data, scales.data
-	if global := c.tensors[prefix+".global_scale"]; global != nil && m.Scheme == NVFP4 {
+	if global := c.tensors[prefix+".global_scale"]; global != nil && m.Scheme == layout.NVFP4 {
 		g, err := scalar(global)
 		if err != nil {
 			return m, err
@@ -305,8 +297,8 @@ func (c *Checkpoint) matrix(prefix string, w *entry, cols int) (Matrix, error) {
 	return m, nil
 }
 
-// shape sets Batch, Rows and Cols from a stored shape whose last dimension counts words of unit bits, bits a code.
-func (m *Matrix) shape(s []int, unit, bits int) error {
+// setShape sets Batch, Rows and Cols from a stored shape whose last dimension counts words of unit bits, bits a code.
+func setShape(m *layout.Matrix, s []int, unit, bits int) error {
 	if len(s) < 2 || len(s) > 3 {
 		return fmt.Errorf("has shape %v; a matrix has two dimensions, stacked experts three", s)
 	}
@@ -322,13 +314,13 @@ func (m *Matrix) shape(s []int, unit, bits int) error {
 
 // modelopt reads NVFP4 as NVIDIA's modelopt writes it: weight U8 [out, in/2], weight_scale E4M3 [out, in/16],
 // weight_scale_2 one F32. The bytes are the ones MLX's nvfp4 packs into words.
-func (c *Checkpoint) modelopt(m Matrix, prefix string, w *entry, cols int) (Matrix, error) {
+func (c *Checkpoint) modelopt(m layout.Matrix, prefix string, w *entry, cols int) (layout.Matrix, error) {
 	scale := c.tensors[prefix+".weight_scale"]
-	if scale == nil || w.dtype != U8 || scale.dtype != U8 && scale.dtype != F8E4M3 {
+	if scale == nil || w.dtype != layout.U8 || scale.dtype != layout.U8 && scale.dtype != layout.F8E4M3 {
 		return m, fmt.Errorf("is %s without scales that can be read (%s); use an MLX or GGUF conversion of the model", w.dtype, c.quant.foreign())
 	}
-	m.Scheme, m.Bits, m.Group = NVFP4, 4, 16
-	if err := m.shape(w.shape, 8, 4); err != nil {
+	m.Scheme, m.Bits, m.Group = layout.NVFP4, 4, 16
+	if err := setShape(&m, w.shape, 8, 4); err != nil {
 		return m, err
 	}
 	n := len(w.shape)
@@ -352,16 +344,16 @@ func (c *Checkpoint) modelopt(m Matrix, prefix string, w *entry, cols int) (Matr
 // fp8 decodes an 8-bit float weight that has a scale for the tensor, for each row, or for each block of 128 x 128, as
 // Hugging Face files have it: weight * weight_scale_inv (or weight_scale), rounded to bfloat16. The result is a dense
 // copy of twice the stored size.
-func (c *Checkpoint) fp8(m Matrix, prefix string, w *entry, cols int) (Matrix, error) {
+func (c *Checkpoint) fp8(m layout.Matrix, prefix string, w *entry, cols int) (layout.Matrix, error) {
 	const block = 128
 	s := c.tensors[prefix+".weight_scale_inv"]
 	if s == nil {
 		s = c.tensors[prefix+".weight_scale"]
 	}
-	if s == nil || s.dtype != F32 && s.dtype != F16 && s.dtype != BF16 {
+	if s == nil || s.dtype != layout.F32 && s.dtype != layout.F16 && s.dtype != layout.BF16 {
 		return m, fmt.Errorf("is %s without scales that can be read (%s); use an MLX or GGUF conversion of the model", w.dtype, c.quant.foreign())
 	}
-	if err := m.shape(w.shape, 1, 1); err != nil {
+	if err := setShape(&m, w.shape, 1, 1); err != nil {
 		return m, err
 	}
 	if cols != 0 && cols != m.Cols {
@@ -371,7 +363,7 @@ func (c *Checkpoint) fp8(m Matrix, prefix string, w *entry, cols int) (Matrix, e
 	if err != nil {
 		return m, err
 	}
-	n, across := m.count(), (m.Cols+block-1)/block
+	n, across := max(m.Batch, 1)*m.Rows, (m.Cols+block-1)/block
 	rowSize, perRow := 1, 1 // rows and scales of one row of scales
 	switch {
 	case len(scales) == 1:
@@ -382,32 +374,23 @@ func (c *Checkpoint) fp8(m Matrix, prefix string, w *entry, cols int) (Matrix, e
 	default:
 		return m, fmt.Errorf("shape %v does not fit the shape %v of %q", w.shape, s.shape, s.name)
 	}
-	m.Scheme, m.DType = Dense, BF16
+	m.Scheme, m.DType = layout.Dense, layout.BF16
 	m.Weight = c.alloc(2 * n * m.Cols)
 	row := make([]float32, m.Cols)
 	for r := range n {
-		widen(row, w.data[r*m.Cols:], w.dtype)
+		layout.Widen(row, w.data[r*m.Cols:], w.dtype)
 		of := scales[r/rowSize*perRow:][:perRow]
 		for i, v := range row {
 			v *= of[min(i/block, perRow-1)]
-			binary.LittleEndian.PutUint16(m.Weight[2*(r*m.Cols+i):], roundBF16(v))
+			binary.LittleEndian.PutUint16(m.Weight[2*(r*m.Cols+i):], layout.F32ToBF16(v))
 		}
 	}
 	return m, nil
 }
 
-// roundBF16 rounds to the nearest bfloat16, ties to even.
-func roundBF16(f float32) uint16 {
-	b := math.Float32bits(f)
-	if f != f {
-		return 0x7fc0
-	}
-	return uint16((b + 0x7fff + b>>16&1) >> 16)
-}
-
 // scalar reads a tensor of one float32.
 func scalar(e *entry) (float32, error) {
-	if e.dtype != F32 || len(e.data) != 4 {
+	if e.dtype != layout.F32 || len(e.data) != 4 {
 		return 0, fmt.Errorf("its scale %q is %s %v, want one F32", e.name, e.dtype, e.shape)
 	}
 	f := math.Float32frombits(binary.LittleEndian.Uint32(e.data))

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sparkbar/engine/layout"
 )
 
 func must[T any](v T, err error) func(testing.TB) T {
@@ -56,8 +58,8 @@ func folder(t testing.TB, config, src string) string {
 	return dir
 }
 
-func rows(t testing.TB, m Matrix) [][]float32 {
-	out := make([][]float32, 0, m.count())
+func rows(t testing.TB, m layout.Matrix) [][]float32 {
+	out := make([][]float32, 0, max(m.Batch, 1)*m.Rows)
 	for b := range max(m.Batch, 1) {
 		for r := range m.Rows {
 			row := make([]float32, m.Cols)
@@ -97,10 +99,10 @@ func TestQuantGoldens(t *testing.T) {
 			m := must(named.Matrix(qc.Name))(t)
 			byShape := must(lone.MatrixCols(qc.Name, qc.Shape[1]))(t)
 			if m.Scheme.String() != qc.Mode || m.Bits != qc.Bits || m.Group != qc.GroupSize || m.Rows != qc.Shape[0] || m.Cols != qc.Shape[1] {
-				t.Fatalf("read as %s", m.describe())
+				t.Fatalf("read as %s", m)
 			}
-			if m.describe() != byShape.describe() {
-				t.Fatalf("with config %s, by shape %s", m.describe(), byShape.describe())
+			if m.String() != byShape.String() {
+				t.Fatalf("with config %s, by shape %s", m, byShape)
 			}
 			floats := func(kind string) []float32 {
 				tensor := must(lone.Tensor(qc.Tensors[kind]))(t)
@@ -188,44 +190,6 @@ func TestRefusedCombinations(t *testing.T) {
 	}
 }
 
-func TestFloatTables(t *testing.T) {
-	c := must(Open("testdata/quant/quant.safetensors"))(t)
-	defer c.Close()
-	for name, f := range map[string]func(int) float32{
-		"lut.fp8_e4m3":   func(i int) float32 { return e4m3[i] },
-		"lut.fp4_e2m1":   func(i int) float32 { return e2m1[i] },
-		"lut.e8m0_scale": func(i int) float32 { return e8m0(byte(i)) },
-		"lut.e4m3_scale": func(i int) float32 { return e4m3[i] },
-	} {
-		tensor := must(c.Tensor(name))(t)
-		for i, want := range must(tensor.Float32())(t) {
-			got := f(i)
-			if got != want && !(got != got && want != want) {
-				t.Errorf("%s[%d]: %v, want %v", name, i, got, want)
-			}
-		}
-	}
-	// Every float16 against the definition.
-	for i := range 1 << 16 {
-		exp, man := i>>10&31, float64(i&1023)
-		want := math.Ldexp(1+man/1024, exp-15)
-		switch {
-		case exp == 0:
-			want = math.Ldexp(man, -24)
-		case exp == 31 && man == 0:
-			want = math.Inf(1)
-		case exp == 31:
-			want = math.NaN()
-		}
-		if i&0x8000 != 0 {
-			want = -want
-		}
-		if got := half(uint16(i)); float64(got) != want && !(want != want && got != got) || math.Signbit(float64(got)) != (i&0x8000 != 0) {
-			t.Fatalf("float16 %#04x: %v, want %v", i, got, want)
-		}
-	}
-}
-
 // modelopt NVFP4 drafters: the stored bytes are NVFP4 matrices; rounded to bfloat16 they equal the golden.
 func TestModeloptNVFP4(t *testing.T) {
 	var doc struct {
@@ -260,8 +224,8 @@ func TestModeloptNVFP4(t *testing.T) {
 			})
 			c := must(Open(path))(t)
 			m := must(c.Matrix("layers.0.mlp.up_proj"))(t)
-			if m.Scheme != NVFP4 || m.GlobalScale != nc.Scale2 {
-				t.Fatalf("case %d: read as %s, global scale %v", i, m.describe(), m.GlobalScale)
+			if m.Scheme != layout.NVFP4 || m.GlobalScale != nc.Scale2 {
+				t.Fatalf("case %d: read as %s, global scale %v", i, m, m.GlobalScale)
 			}
 			for r, row := range rows(t, m) {
 				for j, v := range row {
@@ -275,7 +239,7 @@ func TestModeloptNVFP4(t *testing.T) {
 	}
 }
 
-func bfloat16(f float32) float32 { return math.Float32frombits(uint32(roundBF16(f)) << 16) }
+func bfloat16(f float32) float32 { return math.Float32frombits(uint32(layout.F32ToBF16(f)) << 16) }
 
 // MLX nvfp4 with a scale for the whole tensor.
 func TestNVFP4GlobalScale(t *testing.T) {
@@ -283,8 +247,8 @@ func TestNVFP4GlobalScale(t *testing.T) {
 	defer c.Close()
 	m := must(c.Matrix("p"))(t)
 	want := must(must(c.Tensor("dequant"))(t).Float32())(t)
-	if m.Scheme != NVFP4 || m.GlobalScale == 1 {
-		t.Fatalf("read as %s, global scale %v", m.describe(), m.GlobalScale)
+	if m.Scheme != layout.NVFP4 || m.GlobalScale == 1 {
+		t.Fatalf("read as %s, global scale %v", m, m.GlobalScale)
 	}
 	for r, row := range rows(t, m) {
 		for i, v := range row {
@@ -308,6 +272,8 @@ func TestFP8(t *testing.T) {
 	for i := range data {
 		data[i] = byte(i % 127)
 	}
+	values := make([]float32, len(data))
+	layout.Widen(values, data, layout.F8E4M3)
 	perRow := make([]float32, 130)
 	for i := range perRow {
 		perRow[i] = float32(i) + 0.5
@@ -325,12 +291,12 @@ func TestFP8(t *testing.T) {
 			c := must(Open(writeSafetensors(t, []fileTensor{{"p.weight", "F8_E4M3", []int{130, 132}, data}, tc.scale})))(t)
 			defer c.Close()
 			m := must(c.Matrix("p"))(t)
-			if m.Scheme != Dense || m.DType != BF16 {
-				t.Fatalf("read as %s", m.describe())
+			if m.Scheme != layout.Dense || m.DType != layout.BF16 {
+				t.Fatalf("read as %s", m)
 			}
 			for r, row := range rows(t, m) {
 				for i, v := range row {
-					if want := bfloat16(e4m3[data[r*132+i]] * tc.factor(r, i)); v != want {
+					if want := bfloat16(values[r*132+i] * tc.factor(r, i)); v != want {
 						t.Fatalf("[%d, %d]: %v, want %v", r, i, v, want)
 					}
 				}
@@ -417,8 +383,8 @@ func TestQuantizationMismatch(t *testing.T) {
 			defer c.Close()
 			m, err := c.MatrixCols("a.p", tc.cols)
 			if want, ok := strings.CutPrefix(tc.want, "= "); ok {
-				if err != nil || m.describe() != want {
-					t.Errorf("%s, %v; want %s", m.describe(), err, want)
+				if err != nil || m.String() != want {
+					t.Errorf("%s, %v; want %s", m, err, want)
 				}
 				return
 			}
@@ -438,7 +404,7 @@ func TestQuantizationMismatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m := must(c.Matrix("model.p"))(t); m.Bits != 4 {
-		t.Errorf("after the rename it is %s", m.describe())
+		t.Errorf("after the rename it is %s", m)
 	}
 }
 

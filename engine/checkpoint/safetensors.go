@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"sparkbar/engine/layout"
 )
 
 const (
@@ -359,7 +361,7 @@ func (s *scanner) tensorHeader(name string) (e *entry, lo, hi uint64, err error)
 		return e, 0, 0, err
 	}
 	var known bool
-	if e.dtype, known = parseDType(dtype); !known {
+	if e.dtype, known = layout.ParseDType(dtype); !known {
 		return e, 0, 0, bad("element type %q is unknown; convert the model to F32, F16, BF16 or an MLX quantization", clip(dtype))
 	}
 	if !shaped || len(offsets) != 2 {

@@ -1,4 +1,4 @@
-package checkpoint
+package layout
 
 import "fmt"
 
@@ -14,13 +14,13 @@ func (m Matrix) Row(dst []float32, batch, row int) error {
 	case batch < 0 || batch >= max(m.Batch, 1) || row < 0 || row >= m.Rows:
 		return fmt.Errorf("matrix %q has no row %d of expert %d", m.Name, row, batch)
 	}
-	if err := m.check(); err != nil {
+	if err := m.Check(); err != nil {
 		return err
 	}
 	row += batch * m.Rows
 	w := m.Weight[row*m.RowBytes():][:m.RowBytes()]
 	if m.Scheme == Dense {
-		widen(dst, w, m.DType)
+		Widen(dst, w, m.DType)
 		return nil
 	}
 	if m.Scheme.IsBlock() {
@@ -31,8 +31,8 @@ func (m Matrix) Row(dst []float32, batch, row int) error {
 	groups := m.Cols / m.Group
 	if m.Scheme == Affine {
 		scales, biases := make([]float32, groups), make([]float32, groups)
-		widen(scales, s, m.DType)
-		widen(biases, m.Biases[row*m.ScaleBytes():][:m.ScaleBytes()], m.DType)
+		Widen(scales, s, m.DType)
+		Widen(biases, m.Biases[row*m.ScaleBytes():][:m.ScaleBytes()], m.DType)
 		for i := range dst {
 			g := i / m.Group
 			dst[i] = float32(scales[g]*float32(code(w, i, m.Bits))) + biases[g]

@@ -1,7 +1,6 @@
-package checkpoint
+package layout
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -11,16 +10,19 @@ import (
 
 // Quantize returns the matrix in MLX's affine layout: codes of the given bits (2, 3, 4, 5, 6 or 8) with a scale and a
 // bias for each group (32, 64 or 128) of columns. Codes, scales and biases equal those of mx.quantize to the bit; scales
-// and biases have the element type of a dense source, bfloat16 for any other. The result is a copy that lives as long
-// as the source.
+// and biases have the element type of a dense source, bfloat16 for any other. The result is a copy in memory of
+// m.Alloc.
 //
 // It fails when a row is not whole groups or a value is not finite.
 func (m Matrix) Quantize(bits, group int) (Matrix, error) {
-	if err := (layout{"affine", bits, group}).check(); err != nil || bits == 1 {
+	if err := Affine.Check(bits, group); err != nil || bits == 1 {
 		if err == nil {
 			err = errors.New("quantizing to 1 bit is not supported; the choices are 2, 3, 4, 5, 6 and 8")
 		}
 		return m, fmt.Errorf("matrix %q: %w", m.Name, err)
+	}
+	if err := m.Check(); err != nil {
+		return m, err
 	}
 	if m.Cols%group != 0 {
 		return m, fmt.Errorf("matrix %q: %d columns are not whole groups of %d", m.Name, m.Cols, group)
@@ -31,8 +33,8 @@ func (m Matrix) Quantize(bits, group int) (Matrix, error) {
 		q.DType = BF16
 	}
 	rows := m.count()
-	q.Weight = m.owner.alloc(rows * q.RowBytes())
-	q.Scales, q.Biases = m.owner.alloc(rows*q.ScaleBytes()), m.owner.alloc(rows*q.ScaleBytes())
+	q.Weight = m.alloc(rows * q.RowBytes())
+	q.Scales, q.Biases = m.alloc(rows*q.ScaleBytes()), m.alloc(rows*q.ScaleBytes())
 
 	workers := min(runtime.GOMAXPROCS(0), rows)
 	errs := make([]error, workers)
@@ -103,33 +105,4 @@ func affine(codes []byte, at int, x []float32, bits int) (scale, bias float32) {
 		}
 	}
 	return scale, bias
-}
-
-// narrow stores one value as F32, F16 or BF16, rounded to nearest even.
-func narrow(dst []byte, v float32, t DType) {
-	switch t {
-	case F32:
-		binary.LittleEndian.PutUint32(dst, math.Float32bits(v))
-	case BF16:
-		binary.LittleEndian.PutUint16(dst, roundBF16(v))
-	case F16:
-		binary.LittleEndian.PutUint16(dst, roundF16(v))
-	}
-}
-
-// roundF16 rounds to the nearest half, ties to even; what is too large becomes infinite.
-func roundF16(f float32) uint16 {
-	sign := uint16(math.Float32bits(f) >> 16 & 0x8000)
-	a := math.Abs(float64(f))
-	switch {
-	case a != a:
-		return sign | 0x7e00
-	case a >= 65520:
-		return sign | 0x7c00
-	case a < 1.0/(1<<14): // subnormal: multiples of 2^-24
-		return sign | uint16(math.RoundToEven(a*(1<<24)))
-	}
-	frac, exp := math.Frexp(a) // a = frac * 2^exp, frac in [0.5, 1)
-	m := math.RoundToEven(frac * 2048)
-	return sign | uint16((exp+13)<<10+int(m))
 }

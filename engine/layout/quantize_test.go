@@ -1,4 +1,4 @@
-package checkpoint
+package layout
 
 import (
 	"bytes"
@@ -9,23 +9,23 @@ import (
 
 // Codes, scales and biases equal those of mx.quantize for every affine case, edge groups included.
 func TestQuantizeGoldens(t *testing.T) {
-	c := must(Open("testdata/quant/quant.safetensors"))(t)
-	defer c.Close()
+	ts := readGoldens(t)
 	n := 0
 	for _, qc := range quantCases(t) {
-		if qc.Mode != "affine" || qc.Tensors["w"] == "" || qc.Bits == 1 {
+		w := qc.Tensors["w"]
+		if qc.Mode != "affine" || w == "" || qc.Bits == 1 {
 			continue
 		}
-		w := must(c.Tensor(qc.Tensors["w"]))(t)
-		m := Matrix{Name: qc.Name, Scheme: Dense, DType: w.DType, Rows: qc.Shape[0], Cols: qc.Shape[1], Weight: w.Data, GlobalScale: 1, owner: c}
-		q, err := m.Quantize(qc.Bits, qc.GroupSize)
+		m := Matrix{Name: qc.Name, Scheme: Dense, DType: ts.dtype(t, w), Rows: qc.Shape[0], Cols: qc.Shape[1], Weight: ts[w].data, GlobalScale: 1}
+		q, err := m.Quantize(qc.Bits, qc.Group)
 		if err != nil {
 			t.Error(err)
 			continue
 		}
 		n++
-		want := must(c.MatrixCols(qc.Name, qc.Shape[1]))(t)
-		if q.describe() != want.describe() || !bytes.Equal(q.Weight, want.Weight) || !bytes.Equal(q.Scales, want.Scales) || !bytes.Equal(q.Biases, want.Biases) {
+		want := qc.matrix(t, ts)
+		if q.String() != want.String() || !bytes.Equal(q.Weight, want.Weight) || !bytes.Equal(q.Scales, want.Scales) || !bytes.Equal(q.Biases, want.Biases) {
+			t.Errorf("%s: %s, want %s", qc.Name, q, want)
 			for r := range q.Rows {
 				for name, pair := range map[string][2][]byte{"codes": {q.Weight, want.Weight}, "scales": {q.Scales, want.Scales}, "biases": {q.Biases, want.Biases}} {
 					s := len(pair[0]) / q.Rows
@@ -56,6 +56,7 @@ func TestQuantizeRefuses(t *testing.T) {
 		{f(64, 1), 1, 64, "1 bit"},
 		{f(64, 1), 4, 16, "groups of 16"},
 		{f(96, 1), 4, 64, "not whole groups"},
+		{Matrix{Name: "w", Rows: 1, Cols: 64, Weight: make([]byte, 256)}, 4, 64, "no weight format"},
 		{f(64, float32(math.NaN())), 4, 64, "not finite"},
 		{f(64, float32(math.Inf(1))), 4, 64, "not finite"},
 	} {
@@ -67,10 +68,11 @@ func TestQuantizeRefuses(t *testing.T) {
 
 // Quantizing a quantized matrix starts from its exact values.
 func TestQuantizeAgain(t *testing.T) {
-	c := must(Open("testdata/quant/quant.safetensors"))(t)
-	defer c.Close()
-	m := must(c.MatrixCols("nvfp4_b4_g16", 64))(t)
-	q := must(m.Quantize(8, 64))(t)
+	m := quantized(t, readGoldens(t), "nvfp4_b4_g16")
+	q, err := m.Quantize(8, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
 	a, b := rows(t, m), rows(t, q)
 	for r := range a {
 		top := 0.0

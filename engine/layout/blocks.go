@@ -1,4 +1,4 @@
-package checkpoint
+package layout
 
 import (
 	"encoding/binary"
@@ -43,7 +43,7 @@ func (m Matrix) blocks(dst []float32, w []byte) {
 // decodeBlock decodes one block. Products are rounded to float32 one by one: the conversions keep the compiler from
 // fusing them into the following addition.
 func decodeBlock(s Scheme, y []float32, b []byte) {
-	at := func(i int) float32 { return half(binary.LittleEndian.Uint16(b[i:])) }
+	at := func(i int) float32 { return F16ToF32(binary.LittleEndian.Uint16(b[i:])) }
 	nibble := func(q []byte, i int) int { return int(q[i%16] >> (i / 16 * 4) & 15) }
 	switch s {
 	case Q4_0:

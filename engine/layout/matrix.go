@@ -1,83 +1,13 @@
-package checkpoint
+package layout
 
 import "fmt"
-
-// Scheme says how the bytes of a Matrix encode its numbers.
-type Scheme uint8
-
-// Schemes. W is one logical element, g = its group along the row (column / Group).
-const (
-	// Dense: Weight holds Batch*Rows*Cols elements of type DType.
-	Dense Scheme = iota + 1
-	// Affine (MLX): W = scale[g]*code + bias[g]. The codes of a row form one bit stream, least significant bit first:
-	// code i starts at bit i*Bits of the row's bytes. Bits is 1, 2, 3, 4, 5, 6 or 8; Group 32, 64 or 128. Scales and
-	// Biases hold [Batch, Rows, Cols/Group] elements of type DType.
-	Affine
-	// MXFP4: W = e2m1(code) * 2^(scale[g]-127), two codes a byte, low nibble first, Group 32, one scale byte a group.
-	MXFP4
-	// MXFP8: W = e4m3(code) * 2^(scale[g]-127), one code a byte, Group 32, one scale byte a group.
-	MXFP8
-	// NVFP4: W = e2m1(code) * e4m3(scale[g]) * GlobalScale, two codes a byte, low nibble first, Group 16.
-	NVFP4
-	// The GGUF block kinds: Weight holds each row as Cols/Group consecutive blocks of BlockBytes bytes with their
-	// scales inside; Scales and Biases are nil. See blocks.go for the layout of each block.
-	Q4_0
-	Q4_1
-	Q5_0
-	Q5_1
-	Q8_0
-	Q2_K
-	Q3_K
-	Q4_K
-	Q5_K
-	Q6_K
-	IQ4_NL
-	GGUFMXFP4
-)
-
-var schemes = [...]struct {
-	name         string
-	block, bytes int // GGUF: elements and bytes of a block
-	bits         int // GGUF: bits of one code
-}{
-	Dense: {name: "dense"}, Affine: {name: "affine"}, MXFP4: {name: "mxfp4"}, MXFP8: {name: "mxfp8"}, NVFP4: {name: "nvfp4"},
-	Q4_0: {"Q4_0", 32, 18, 4}, Q4_1: {"Q4_1", 32, 20, 4}, Q5_0: {"Q5_0", 32, 22, 5}, Q5_1: {"Q5_1", 32, 24, 5}, Q8_0: {"Q8_0", 32, 34, 8},
-	Q2_K: {"Q2_K", 256, 84, 2}, Q3_K: {"Q3_K", 256, 110, 3}, Q4_K: {"Q4_K", 256, 144, 4}, Q5_K: {"Q5_K", 256, 176, 5}, Q6_K: {"Q6_K", 256, 210, 6},
-	IQ4_NL: {"IQ4_NL", 32, 18, 4}, GGUFMXFP4: {"gguf-mxfp4", 32, 17, 4},
-}
-
-// String is the name the formats themselves use, such as "affine" or "Q4_K".
-func (s Scheme) String() string {
-	if s > 0 && int(s) < len(schemes) {
-		return schemes[s].name
-	}
-	return fmt.Sprintf("Scheme(%d)", uint8(s))
-}
-
-// IsBlock reports whether s is one of the GGUF block kinds.
-func (s Scheme) IsBlock() bool { return s >= Q4_0 && s <= GGUFMXFP4 }
-
-// BlockSize is the number of elements of one GGUF block (32 or 256), 0 for other schemes.
-func (s Scheme) BlockSize() int {
-	if s.IsBlock() {
-		return schemes[s].block
-	}
-	return 0
-}
-
-// BlockBytes is the number of bytes of one GGUF block, 0 for other schemes.
-func (s Scheme) BlockBytes() int {
-	if s.IsBlock() {
-		return schemes[s].bytes
-	}
-	return 0
-}
 
 // Matrix is a linear or embedding weight as it is stored. Logically it is Rows x Cols numbers (a linear layer computes
 // y = x W^T, so Rows is its output width and Cols its input width), or Batch such matrices for stacked experts.
 //
-// The bytes are contiguous, row after row, expert after expert, read-only, and valid until Checkpoint.Close. They lie
-// in one of Checkpoint.Mappings.
+// The bytes are contiguous, row after row, expert after expert, read-only, and belong to whoever made the matrix: those
+// of a checkpoint lie in its mappings and are valid until it is closed. Methods that copy take the memory from Alloc, and
+// the copy keeps that Alloc.
 type Matrix struct {
 	Name              string
 	Scheme            Scheme
@@ -88,7 +18,7 @@ type Matrix struct {
 	Scales, Biases    []byte
 	GlobalScale       float32 // 1 unless NVFP4 has a scale for the whole tensor
 
-	owner *Checkpoint // where copies are allocated; nil: the Go heap
+	Alloc func(n int) []byte // n zero bytes for copies, living as long as the bytes above; nil: the Go heap
 }
 
 // RowBytes is the number of Weight bytes of one row.
@@ -121,17 +51,19 @@ func (m Matrix) Bytes() int64 {
 // count is the number of stored rows over the whole batch.
 func (m Matrix) count() int { return max(m.Batch, 1) * m.Rows }
 
-// check makes sure that the byte slices have the lengths the other fields promise.
-func (m Matrix) check() error {
-	switch {
-	case m.Rows <= 0 || m.Cols <= 0 || m.Batch < 0:
+// Check makes sure that the fields fit each other and that the byte slices have the lengths they promise.
+func (m Matrix) Check() error {
+	if m.Rows <= 0 || m.Cols <= 0 || m.Batch < 0 {
 		return fmt.Errorf("matrix %q: shape [%d, %d, %d] is empty", m.Name, m.Batch, m.Rows, m.Cols)
-	case m.Scheme == Dense && !m.DType.isFloat():
+	}
+	if err := m.Scheme.Check(m.Bits, m.Group); err != nil {
+		return fmt.Errorf("matrix %q: %w", m.Name, err)
+	}
+	switch {
+	case (m.Scheme == Dense || m.Scheme == Affine) && !m.DType.IsFloat():
 		return fmt.Errorf("matrix %q: %s cannot hold weights", m.Name, m.DType)
-	case m.Scheme != Dense && (m.Group <= 0 || m.Cols%m.Group != 0):
+	case m.Scheme != Dense && m.Cols%m.Group != 0:
 		return fmt.Errorf("matrix %q: %d columns are not whole groups of %d", m.Name, m.Cols, m.Group)
-	case !m.Scheme.IsBlock() && m.Scheme != Dense && m.Cols*m.Bits%8 != 0:
-		return fmt.Errorf("matrix %q: a row of %d codes of %d bits is not whole bytes", m.Name, m.Cols, m.Bits)
 	}
 	n := m.count()
 	want := n * m.ScaleBytes()
@@ -144,6 +76,14 @@ func (m Matrix) check() error {
 			m.Name, len(m.Weight), len(m.Scales), len(m.Biases), m.Scheme, m.Batch, m.Rows, m.Cols)
 	}
 	return nil
+}
+
+// alloc returns n zero bytes for a copy.
+func (m Matrix) alloc(n int) []byte {
+	if m.Alloc == nil {
+		return make([]byte, n)
+	}
+	return m.Alloc(n)
 }
 
 // slice is the view of stored rows [lo, hi) counted over the whole batch.
@@ -162,7 +102,7 @@ func (m Matrix) slice(lo, hi int) Matrix {
 // Expert is the plain matrix of one expert of a stacked matrix, a view. It panics if b is out of range.
 func (m Matrix) Expert(b int) Matrix {
 	if b < 0 || b >= m.Batch {
-		panic(fmt.Sprintf("checkpoint: expert %d of %d in %q", b, m.Batch, m.Name))
+		panic(fmt.Sprintf("layout: expert %d of %d in %q", b, m.Batch, m.Name))
 	}
 	v := m.slice(b*m.Rows, (b+1)*m.Rows)
 	v.Batch = 0
@@ -175,7 +115,7 @@ func (m Matrix) Expert(b int) Matrix {
 // It is how an architecture splits fused projections, such as qkv_proj or gate_up_proj.
 func (m Matrix) RowRange(lo, hi int) Matrix {
 	if lo < 0 || hi < lo || hi > m.Rows {
-		panic(fmt.Sprintf("checkpoint: rows [%d, %d) of %d in %q", lo, hi, m.Rows, m.Name))
+		panic(fmt.Sprintf("layout: rows [%d, %d) of %d in %q", lo, hi, m.Rows, m.Name))
 	}
 	if m.Batch == 0 {
 		v := m.slice(lo, hi)
@@ -194,14 +134,14 @@ func (m Matrix) RowRange(lo, hi int) Matrix {
 func (m Matrix) PickRows(rows []int) Matrix {
 	for _, r := range rows {
 		if r < 0 || r >= m.Rows {
-			panic(fmt.Sprintf("checkpoint: row %d of %d in %q", r, m.Rows, m.Name))
+			panic(fmt.Sprintf("layout: row %d of %d in %q", r, m.Rows, m.Name))
 		}
 	}
 	pick := func(src []byte, size int) []byte {
 		if src == nil {
 			return nil
 		}
-		dst := m.owner.alloc(max(m.Batch, 1) * len(rows) * size)
+		dst := m.alloc(max(m.Batch, 1) * len(rows) * size)
 		at := 0
 		for b := range max(m.Batch, 1) {
 			for _, r := range rows {
@@ -217,12 +157,12 @@ func (m Matrix) PickRows(rows []int) Matrix {
 }
 
 // Stack copies plain matrices of one shape and scheme into a stacked matrix named name: experts that a file holds one
-// by one. It fails when they differ, naming the first one that does.
+// by one, in memory of the first one's Alloc. It fails when they differ, naming the first one that does.
 func Stack(name string, parts []Matrix) (Matrix, error) {
 	return join(name, parts, true)
 }
 
-// Concat copies plain matrices of one width and scheme into one matrix whose rows follow each other.
+// Concat copies plain matrices of one width and scheme into one matrix whose rows follow each other, as Stack does.
 func Concat(name string, parts []Matrix) (Matrix, error) {
 	return join(name, parts, false)
 }
@@ -236,7 +176,7 @@ func join(name string, parts []Matrix, stack bool) (Matrix, error) {
 	for _, p := range parts {
 		if p.Batch != 0 || p.Scheme != m.Scheme || p.Cols != m.Cols || p.Bits != m.Bits || p.Group != m.Group || p.DType != m.DType ||
 			p.GlobalScale != m.GlobalScale || stack && p.Rows != m.Rows {
-			return Matrix{}, fmt.Errorf("matrix %q cannot be joined with %q: %s against %s", p.Name, m.Name, p.describe(), m.describe())
+			return Matrix{}, fmt.Errorf("matrix %q cannot be joined with %q: %s against %s", p.Name, m.Name, p, m)
 		}
 		w, s, b, rows = w+len(p.Weight), s+len(p.Scales), b+len(p.Biases), rows+p.Rows
 	}
@@ -244,7 +184,7 @@ func join(name string, parts []Matrix, stack bool) (Matrix, error) {
 		if n == 0 {
 			return nil
 		}
-		return m.owner.alloc(n)[:0]
+		return m.alloc(n)[:0]
 	}
 	m.Name, m.Weight, m.Scales, m.Biases = name, alloc(w), alloc(s), alloc(b)
 	for _, p := range parts {
@@ -258,7 +198,8 @@ func join(name string, parts []Matrix, stack bool) (Matrix, error) {
 	return m, nil
 }
 
-func (m Matrix) describe() string {
+// String says what the matrix is without its name, such as "affine [2, 128] F16, 4 bits, group 64".
+func (m Matrix) String() string {
 	s := fmt.Sprintf("%s [%d, %d]", m.Scheme, m.Rows, m.Cols)
 	if m.Batch > 0 {
 		s = fmt.Sprintf("%s [%d, %d, %d]", m.Scheme, m.Batch, m.Rows, m.Cols)
