@@ -60,6 +60,12 @@ var families = map[string]family{
 	"glm4":         glm4,
 	"nanbeige":     nanbeige,
 	"muse_glimmer": museGlimmer,
+	"qwen3_moe":    qwen3MoE,
+	"qwen2_moe":    qwen2MoE,
+	"mixtral":      mixtral,
+	"gpt_oss":      gptOSS,
+	"gemma4":       gemma4, "gemma4_unified": gemma4, "gemma4_text": gemma4,
+	"deepseek_v3": deepseekV3, "kimi_k2": deepseekV3, "joyai_llm_flash": deepseekV3,
 }
 
 // Types returns the known values of model_type, sorted.
