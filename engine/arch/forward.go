@@ -72,6 +72,13 @@ func (f *Forward) LinearAddScaled(x compute.View, l Linear, factor float32, resi
 	f.P.Add(compute.Linear{X: x, W: l.W, Bias: l.Bias, Scale: factor, Residual: residual, Out: residual, Prefill: f.Step.Rows.Prefill})
 }
 
+// Activated is act(x W^T + bias).
+func (f *Forward) Activated(x compute.View, l Linear, act compute.Act) compute.View {
+	out := f.New(x.Rows, l.W.Rows)
+	f.P.Add(compute.Linear{X: x, W: l.W, Bias: l.Bias, Act: act, Scale: 1, Out: out, Prefill: f.Step.Rows.Prefill})
+	return out
+}
+
 // Gated is act(x gate^T, x up^T).
 func (f *Forward) Gated(x compute.View, gate, up Linear, act compute.Act) compute.View {
 	out := f.New(x.Rows, gate.W.Rows)

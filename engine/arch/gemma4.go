@@ -209,10 +209,8 @@ func gemma4(cfg checkpoint.Config, l *Loader) *Model {
 			f.AddNorm(x, y, w.postMLPNorm, eps)
 
 			if inputs > 0 {
-				g := f.New(x.Rows, inputs)
-				f.P.Add(
-					compute.Linear{X: x, W: w.inputGate.W, Act: compute.ActGELU, Scale: 1, Out: g, Prefill: f.Step.Rows.Prefill},
-					compute.Binary{Kind: compute.BinMul, A: g, B: input.Columns(i*inputs, (i+1)*inputs), Out: g, Scale: 1})
+				g := f.Activated(x, w.inputGate, compute.ActGELU)
+				f.P.Add(compute.Binary{Kind: compute.BinMul, A: g, B: input.Columns(i*inputs, (i+1)*inputs), Out: g, Scale: 1})
 				f.AddNorm(x, f.Linear(g, w.inputProj), w.inputNorm, eps)
 			}
 			f.P.Add(compute.Unary{Kind: compute.UnScale, X: x, Out: x, V: w.scalar})

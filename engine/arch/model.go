@@ -65,6 +65,10 @@ var families = map[string]family{
 	"mixtral":      mixtral,
 	"gpt_oss":      gptOSS,
 	"gemma4":       gemma4, "gemma4_unified": gemma4, "gemma4_text": gemma4,
+	"lfm2": lfm2, "lfm2_moe": lfm2,
+	"qwen3_5": qwen35, "qwen3_5_moe": qwen35, "qwen3_5_text": qwen35, "qwen3_5_moe_text": qwen35,
+	"qwen3_next":  qwen3Next,
+	"nemotron_h":  nemotronH,
 	"deepseek_v3": deepseekV3, "kimi_k2": deepseekV3, "joyai_llm_flash": deepseekV3,
 }
 
@@ -89,8 +93,8 @@ func Load(c *checkpoint.Checkpoint, b compute.Backend) (*Model, error) {
 	}
 	l := NewLoader(c, b)
 	m := build(cfg, l)
-	if err := cfg.Err(); err != nil && l.err == nil {
-		l.err = err
+	if err := cfg.Err(); err != nil {
+		l.err = err // what went wrong later may follow from it
 	}
 	l.Finish()
 	if l.err != nil {
