@@ -1,8 +1,10 @@
 package httpapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -37,10 +39,10 @@ type textChoice struct {
 // textLogprobs has one entry per token in each list. Offsets count characters
 // from the start of the choice's text.
 type textLogprobs struct {
-	Tokens        []string             `json:"tokens"`
-	TokenLogprobs []float64            `json:"token_logprobs"`
-	TopLogprobs   []map[string]float64 `json:"top_logprobs"`
-	TextOffset    []int                `json:"text_offset"`
+	Tokens        []string        `json:"tokens"`
+	TokenLogprobs []float64       `json:"token_logprobs"`
+	TopLogprobs   []orderedObject `json:"top_logprobs"` // token → log-probability, best first
+	TextOffset    []int           `json:"text_offset"`
 }
 
 type completionRequest struct {
@@ -229,23 +231,31 @@ func (r *completionRequest) usageOf(results []engine.Result) *usage {
 }
 
 func (r *completionRequest) tokens(choice int, tokens []engine.Token) *textLogprobs {
-	l := &textLogprobs{Tokens: []string{}, TokenLogprobs: []float64{}, TopLogprobs: []map[string]float64{}, TextOffset: []int{}}
+	l := &textLogprobs{Tokens: []string{}, TokenLogprobs: []float64{}, TopLogprobs: []orderedObject{}, TextOffset: []int{}}
 	for _, t := range tokens {
 		text := tokenText(t.Text, t.Bytes)
-		top := map[string]float64{text: finite(t.Logprob)}
-		for _, alt := range t.Top {
-			name, p := tokenText(alt.Text, alt.Bytes), finite(alt.Logprob)
-			if old, ok := top[name]; !ok || p > old {
-				top[name] = p
-			}
-		}
+		l.TopLogprobs = append(l.TopLogprobs, alternatives(t))
 		l.Tokens = append(l.Tokens, text)
 		l.TokenLogprobs = append(l.TokenLogprobs, finite(t.Logprob))
-		l.TopLogprobs = append(l.TopLogprobs, top)
 		l.TextOffset = append(l.TextOffset, r.offset[choice])
 		r.offset[choice] += runeStarts(t.Bytes)
 	}
 	return l
+}
+
+// alternatives lists the candidates at a token's place and always the token
+// itself. Of two with the same text the likelier one is shown.
+func alternatives(t engine.Token) orderedObject {
+	all := append([]engine.TokenProb{{Text: t.Text, Bytes: t.Bytes, Logprob: t.Logprob}}, t.Top...)
+	slices.SortStableFunc(all, func(a, b engine.TokenProb) int { return cmp.Compare(b.Logprob, a.Logprob) })
+	o := orderedObject{}
+	for _, alt := range all {
+		name := tokenText(alt.Text, alt.Bytes)
+		if _, ok := o.get(name); !ok {
+			o.set(name, encode(finite(alt.Logprob)))
+		}
+	}
+	return o
 }
 
 // runeStarts counts the code points that begin in b, so that the parts of a

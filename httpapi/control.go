@@ -14,13 +14,18 @@ import (
 
 // controlStatus is the answer of the control routes.
 type controlStatus struct {
-	Ready    bool                 `json:"ready"`
-	Loading  bool                 `json:"loading"`
-	Model    *string              `json:"model"`
-	Error    *string              `json:"error"`
-	Phase    *string              `json:"phase,omitempty"`
-	Download *downloadProgress    `json:"download,omitempty"`
-	Progress *engine.LoadProgress `json:"progress,omitempty"`
+	Ready   bool    `json:"ready"`
+	Loading bool    `json:"loading"`
+	Model   *string `json:"model"`
+	Error   *string `json:"error"`
+	*loadStatus
+}
+
+// loadStatus is there while a load is under way.
+type loadStatus struct {
+	Phase    string               `json:"phase"`
+	Download *downloadProgress    `json:"download"`
+	Progress *engine.LoadProgress `json:"progress"`
 }
 
 // downloadProgress is there while files are fetched.
@@ -47,7 +52,7 @@ func controlStatusOf(st engine.Status) controlStatus {
 		s.Model = &st.Model.ID
 	}
 	if phase, ok := loadPhase(st); ok {
-		s.Loading, s.Phase, s.Progress = true, &phase, st.Loading
+		s.Loading, s.loadStatus = true, &loadStatus{Phase: phase, Progress: st.Loading}
 	}
 	return s
 }

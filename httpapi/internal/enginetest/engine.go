@@ -1,0 +1,251 @@
+// Package enginetest is a scripted engine for tests of the HTTP routes: it
+// replays deltas, waits, errors and panics, and remembers what it was asked.
+// It holds no model and must never be used outside tests. Read [Engine] first.
+package enginetest
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"sparkbar/engine"
+	"sparkbar/engine/telemetry"
+)
+
+// Step is one thing a scripted generation does: exactly one field is set.
+type Step struct {
+	Delta *engine.Delta
+	Wait  time.Duration
+	Err   error
+	Panic any
+	Block bool // until the generation is cancelled
+}
+
+// Script is a generation: its steps, then its result.
+type Script struct {
+	Steps  []Step
+	Result engine.Result
+}
+
+// Say is a script that answers with pieces of text.
+func Say(pieces ...string) Script {
+	var s Script
+	for _, p := range pieces {
+		s.Steps = append(s.Steps, Step{Delta: &engine.Delta{Text: p}})
+		s.Result.Text += p
+	}
+	s.Result.FinishReason = engine.FinishStop
+	s.Result.Stats = telemetry.RequestSummary{Mode: "baseline", PromptTokens: 7, CompletionTokens: len(pieces), ContextTokens: 7 + len(pieces)}
+	return s
+}
+
+// Engine replays scripts. The zero value has no model.
+type Engine struct {
+	mu        sync.Mutex
+	status    engine.Status
+	next      func(engine.Request) Script
+	requests  []engine.Request
+	prompts   []engine.Prompt
+	loads     []engine.LoadRequest
+	cancelled int
+	loadErr   error
+	loadBlock chan struct{}
+
+	Count    int   // what CountTokens answers
+	CountErr error // or its error
+	Bus      telemetry.Bus
+	Log      *telemetry.Log
+	Total    telemetry.TotalsReport
+}
+
+// Model is a loaded model for tests.
+func Model() *engine.ModelInfo {
+	return &engine.ModelInfo{ID: "tiny-chat", Target: "/models/tiny-chat", Mode: "baseline", Architecture: "qwen3", ContextWindow: 2048,
+		LookupDrafts: true, Warmup: true, ThinkingDefault: true, Vocab: 512, Backend: "reference", LoadedAt: time.Unix(1_700_000_000, 0)}
+}
+
+// New returns an engine with a model that answers every request with script.
+func New(script Script) *Engine {
+	e := Empty()
+	e.SetStatus(engine.Status{State: engine.StateReady, Model: Model(), Version: "1.2.3", MaxTokensDefault: 2048, MaxTokensCap: 32768})
+	e.Answer(func(engine.Request) Script { return script })
+	return e
+}
+
+// Empty returns an engine without a model.
+func Empty() *Engine {
+	return &Engine{status: engine.Status{State: engine.StateIdle, Version: "1.2.3", MaxTokensDefault: 2048, MaxTokensCap: 32768},
+		Log: telemetry.NewLog(time.Now()), Count: 7}
+}
+
+// Answer chooses the script of each request.
+func (e *Engine) Answer(f func(engine.Request) Script) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.next = f
+}
+
+// SetStatus changes what Status answers and publishes it.
+func (e *Engine) SetStatus(st engine.Status) {
+	e.mu.Lock()
+	e.status = st
+	e.mu.Unlock()
+	e.Bus.Publish("state", st)
+}
+
+// Requests returns what Generate was asked.
+func (e *Engine) Requests() []engine.Request {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]engine.Request(nil), e.requests...)
+}
+
+// Prompts returns what CountTokens was asked.
+func (e *Engine) Prompts() []engine.Prompt {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]engine.Prompt(nil), e.prompts...)
+}
+
+// Loads returns what Load and StartLoad were asked.
+func (e *Engine) Loads() []engine.LoadRequest {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]engine.LoadRequest(nil), e.loads...)
+}
+
+// Cancelled returns how many generations ended because they were cancelled.
+func (e *Engine) Cancelled() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.cancelled
+}
+
+// FailLoads makes loads end with err.
+func (e *Engine) FailLoads(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.loadErr = err
+}
+
+// HoldLoads makes Load wait until CancelLoad.
+func (e *Engine) HoldLoads() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.loadBlock = make(chan struct{})
+}
+
+// Generate replays the request's script.
+func (e *Engine) Generate(ctx context.Context, req engine.Request, emit func(engine.Delta) error) (engine.Result, error) {
+	e.mu.Lock()
+	e.requests = append(e.requests, req)
+	next := e.next
+	e.mu.Unlock()
+	s := next(req)
+	cancelled := func() (engine.Result, error) {
+		e.mu.Lock()
+		e.cancelled++
+		e.mu.Unlock()
+		return engine.Result{}, &engine.Error{Kind: engine.ErrCancelled, Message: "the generation was cancelled"}
+	}
+	for _, step := range s.Steps {
+		switch {
+		case step.Block:
+			<-ctx.Done()
+			return cancelled()
+		case step.Wait > 0:
+			select {
+			case <-time.After(step.Wait):
+			case <-ctx.Done():
+				return cancelled()
+			}
+		case step.Err != nil:
+			return engine.Result{}, step.Err
+		case step.Panic != nil:
+			panic(step.Panic)
+		default:
+			if emit(*step.Delta) != nil || ctx.Err() != nil {
+				return cancelled()
+			}
+		}
+	}
+	return s.Result, nil
+}
+
+// CountTokens answers Count or CountErr.
+func (e *Engine) CountTokens(_ context.Context, p engine.Prompt) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.prompts = append(e.prompts, p)
+	return e.Count, e.CountErr
+}
+
+// Status answers what SetStatus set.
+func (e *Engine) Status() engine.Status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.status
+}
+
+// Load pretends to load the model that is asked for.
+func (e *Engine) Load(ctx context.Context, r engine.LoadRequest) (engine.Status, error) {
+	e.mu.Lock()
+	e.loads = append(e.loads, r)
+	err, hold := e.loadErr, e.loadBlock
+	e.mu.Unlock()
+	if hold != nil {
+		e.SetStatus(engine.Status{State: engine.StateLoading, Loading: &engine.LoadProgress{Model: r.Model, BytesDone: 5, BytesTotal: 10}, Version: "1.2.3"})
+		select {
+		case <-hold:
+			err = &engine.Error{Kind: engine.ErrCancelled, Message: "the load of " + r.Model + " was cancelled"}
+		case <-ctx.Done():
+			err = &engine.Error{Kind: engine.ErrCancelled, Message: "stopped waiting", Cause: ctx.Err()}
+		}
+	}
+	if err != nil {
+		return e.Status(), err
+	}
+	m := Model()
+	m.Target, m.LoadedAt = r.Model, m.LoadedAt.Add(time.Second)
+	e.SetStatus(engine.Status{State: engine.StateReady, Model: m, Version: "1.2.3", MaxTokensDefault: 2048, MaxTokensCap: 32768})
+	return e.Status(), nil
+}
+
+// StartLoad pretends to begin a load.
+func (e *Engine) StartLoad(r engine.LoadRequest) (engine.Status, error) {
+	e.mu.Lock()
+	e.loads = append(e.loads, r)
+	err := e.loadErr
+	e.mu.Unlock()
+	if err == nil {
+		e.SetStatus(engine.Status{State: engine.StateResolving, Loading: &engine.LoadProgress{Model: r.Model}, Version: "1.2.3"})
+	}
+	return e.Status(), err
+}
+
+// CancelLoad ends a held load.
+func (e *Engine) CancelLoad() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.loadBlock == nil {
+		return false
+	}
+	close(e.loadBlock)
+	e.loadBlock = nil
+	return true
+}
+
+// Unload drops the model.
+func (e *Engine) Unload(context.Context) (engine.Status, error) {
+	e.SetStatus(engine.Status{State: engine.StateIdle, Version: "1.2.3"})
+	return e.Status(), nil
+}
+
+// Events returns Bus.
+func (e *Engine) Events() *telemetry.Bus { return &e.Bus }
+
+// Rounds returns Log.
+func (e *Engine) Rounds() *telemetry.Log { return e.Log }
+
+// Totals returns Total.
+func (e *Engine) Totals() telemetry.TotalsReport { return e.Total }
