@@ -1,0 +1,381 @@
+package draft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
+	"sparkbar/engine/sample"
+)
+
+// stored is a tensor to be written.
+type stored struct {
+	dtype string
+	shape []int
+	data  []byte
+}
+
+func f32Tensor(shape []int, v ...float32) stored {
+	var b bytes.Buffer
+	binary.Write(&b, binary.LittleEndian, v)
+	return stored{"F32", shape, b.Bytes()}
+}
+
+// writeCheckpoint writes a model folder.
+func writeCheckpoint(t testing.TB, config map[string]any, tensors map[string]stored) string {
+	t.Helper()
+	dir := t.TempDir()
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := map[string]any{}
+	var names []string
+	for n := range tensors {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	var body []byte
+	for _, n := range names {
+		s := tensors[n]
+		header[n] = map[string]any{"dtype": s.dtype, "shape": s.shape, "data_offsets": []int{len(body), len(body) + len(s.data)}}
+		body = append(body, s.data...)
+	}
+	head, err := json.Marshal(header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := binary.LittleEndian.AppendUint64(nil, uint64(len(head)))
+	file = append(append(file, head...), body...)
+	for name, data := range map[string][]byte{"config.json": text, "model.safetensors": file} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// readCheckpoint reads a folder back, for changing it.
+func readCheckpoint(t testing.TB, name string) (map[string]any, map[string]stored) {
+	t.Helper()
+	dir := specDir + "/checkpoints/" + name
+	ck, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ck.Close()
+	var config map[string]any
+	if err := json.Unmarshal(ck.RawConfig(), &config); err != nil {
+		t.Fatal(err)
+	}
+	tensors := map[string]stored{}
+	for _, n := range ck.Names() {
+		w, err := ck.Tensor(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensors[n] = stored{w.DType.String(), w.Shape, slices.Clone(w.Data)}
+	}
+	return config, tensors
+}
+
+func openPath(t testing.TB, host Host, path string) (Drafter, error) {
+	t.Helper()
+	ck, err := checkpoint.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ck.Close() })
+	d, err := Open(ck, host)
+	if err == nil {
+		t.Cleanup(d.Close)
+	}
+	return d, err
+}
+
+// drafts proposes one block after a recorded prompt.
+func drafts(t testing.TB, d Drafter, taps [][]float32, b compute.Backend, pending int32) []int32 {
+	t.Helper()
+	x, err := d.NewContext(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if err := x.Observe(nil, device(t.(*testing.T), b, taps), nil); err != nil {
+		t.Fatal(err)
+	}
+	p, err := x.Propose(Request{Pending: pending, Cap: d.MaxDraft(), Sampler: sample.NewSampler(sample.Params{})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Tokens
+}
+
+// A GGUF drafter drafts what the same head drafts from safetensors.
+func TestGGUFDrafter(t *testing.T) {
+	for _, b := range backends(t) {
+		host := openHost(t, b, "target_qwen3")
+		r := record(t, specDir+"/forward_dspark_bonsai.safetensors")
+		var want []int32
+		var pending int32
+		r.meta("draft", &want)
+		r.meta("pending", &pending)
+		d, err := openPath(t, host, specDir+"/tiny-dspark-bf16.gguf")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Mode() != "dspark" || d.MaxDraft() != 7 || !slices.Equal(d.Taps(), []int{0, 1, 2}) || !d.(*DSpark).slots.Given() {
+			t.Errorf("%s, %d drafts, taps %v", d.Mode(), d.MaxDraft(), d.Taps())
+		}
+		if got := drafts(t, d, r.rows("taps"), b, pending); !slices.Equal(got, want) {
+			t.Errorf("%s drafts %v, wants %v", b.Name(), got, want)
+		}
+	}
+}
+
+// A modelopt NVFP4 drafter equals one that stores the decoded values. Its
+// config's words about the confidence head are not believed.
+func TestNVFP4Drafter(t *testing.T) {
+	e2m1 := []float32{0, .5, 1, 1.5, 2, 3, 4, 6}
+	config, plain := readCheckpoint(t, "dspark_sink")
+	packed := map[string]stored{}
+	for name, s := range plain {
+		if !strings.HasSuffix(name, "_proj.weight") {
+			packed[name] = s
+			continue
+		}
+		rows, cols := s.shape[0], s.shape[1]
+		w := make([]float32, rows*cols)
+		top := float32(0)
+		for i := range w {
+			w[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(s.data[2*i:])) << 16)
+			top = max(top, float32(math.Abs(float64(w[i]))))
+		}
+		scale := top / 6
+		codes := make([]byte, rows*cols/2)
+		for i, v := range w {
+			best := 0
+			for c, m := range e2m1 {
+				if math.Abs(float64(abs(v)/scale-m)) < math.Abs(float64(abs(v)/scale-e2m1[best])) {
+					best = c
+				}
+			}
+			w[i] = e2m1[best] * scale
+			if v < 0 {
+				w[i], best = -w[i], best|8
+			}
+			codes[i/2] |= byte(best) << (i % 2 * 4)
+		}
+		base := strings.TrimSuffix(name, ".weight")
+		packed[name] = stored{"U8", []int{rows, cols / 2}, codes}
+		packed[base+".weight_scale"] = stored{"F8_E4M3", []int{rows, cols / 16}, bytes.Repeat([]byte{0x38}, rows*cols/16)} // ones
+		packed[base+".weight_scale_2"] = f32Tensor([]int{1}, scale)
+		plain[name] = f32Tensor(s.shape, w...)
+	}
+	dense := writeCheckpoint(t, config, plain)
+	config["quantization_config"] = map[string]any{"quant_method": "modelopt", "quant_algo": "NVFP4"}
+	config["enable_confidence_head"] = true
+	nvfp4 := writeCheckpoint(t, config, packed)
+	r := record(t, specDir+"/forward_dspark_sink.safetensors")
+	for _, b := range backends(t) {
+		host := openHost(t, b, "target_qwen3")
+		var got [2][]int32
+		for i, dir := range []string{dense, nvfp4} {
+			d, err := openPath(t, host, dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.(*DSpark).HasConfidence() {
+				t.Error("a confidence head from nothing")
+			}
+			got[i] = drafts(t, d, r.rows("taps"), b, 108)
+		}
+		if !slices.Equal(got[0], got[1]) {
+			t.Errorf("%s: NVFP4 drafts %v, decoded values %v", b.Name(), got[1], got[0])
+		}
+	}
+}
+
+func abs(v float32) float32 { return float32(math.Abs(float64(v))) }
+
+// Matrices are quantized while loading, by the rules of each kind.
+func TestDrafterBits(t *testing.T) {
+	b := compute.NewReference()
+	host := openHost(t, b, "target_qwen3")
+	stored := openDrafter(t, host, "dspark_bonsai").(*DSpark)
+	host.Bits = 4
+	d := openDrafter(t, host, "dspark_bonsai").(*DSpark)
+	if stored.fc.W.Scheme != layout.Dense || stored.WeightBytes() <= d.WeightBytes() {
+		t.Errorf("stored as %v with %d bytes, quantized %d bytes", stored.fc.W.Scheme, stored.WeightBytes(), d.WeightBytes())
+	}
+	q4 := func(what string, w *compute.Weight, want bool) {
+		t.Helper()
+		if got := w.Scheme == layout.Affine && w.Bits == 4 && w.Group == 64; got != want {
+			t.Errorf("%s is %v, %d bits in groups of %d", what, w.Scheme, w.Bits, w.Group)
+		}
+	}
+	q4("fc", d.fc.W, true)
+	q4("embedding", d.embed, true)
+	q4("head", d.out, true)
+	q4("query", d.layers[0].q.W, true)
+	q4("down projection of 96 columns", d.layers[0].down.W, false)
+	q4("Markov table of 16 columns", d.w1, false)
+	for i, v := range stored.slots.F32(3) { // log_snr_embed keeps its precision
+		if v != d.slots.F32(3)[i] {
+			t.Fatal("the log-SNR embedding was quantized")
+		}
+	}
+	exact, err := stored.fc.W.Matrix.Quantize(4, 64)
+	if err != nil || !bytes.Equal(exact.Weight, d.fc.W.Matrix.Weight) || !bytes.Equal(exact.Scales, d.fc.W.Matrix.Scales) {
+		t.Error("codes differ", err)
+	}
+	flash := openDrafter(t, host, "dflash2").(*DFlash)
+	q4("DFlash query", flash.layers[0].q.W, true)
+	q4("kernel projection", flash.layers[0].attnConv.proj.W, false)
+	q4("selector projection", flash.slot.W, false)
+	q4("codebook", flash.before, false)
+	host.Bits = 1
+	if w := openDrafter(t, host, "dspark_deepspec").(*DSpark).fc.W; w.Bits != 2 {
+		t.Errorf("1 bit became %d", w.Bits)
+	}
+	host.Bits = 7
+	if _, err := openPath(t, host, specDir+"/checkpoints/dspark_deepspec"); err == nil || !strings.Contains(err.Error(), "7 bits") {
+		t.Error(err)
+	}
+}
+
+// Files that cannot serve this target are refused with the reason.
+func TestOpenRefuses(t *testing.T) {
+	host := openHost(t, compute.NewReference(), "target_qwen3")
+	for _, c := range []struct {
+		drafter string
+		edit    func(config map[string]any, tensors map[string]stored)
+		want    string
+	}{
+		{"dspark_deepspec", func(c map[string]any, _ map[string]stored) { c["target_layer_ids"] = []int{0, 9} }, "reads layer 9"},
+		{"dspark_deepspec", func(c map[string]any, _ map[string]stored) { c["hidden_size"] = 32 }, "hidden size is 32"},
+		{"dspark_deepspec", func(_ map[string]any, w map[string]stored) { delete(w, "fc.weight") }, "fc.weight"},
+		{"dspark_deepspec", func(_ map[string]any, w map[string]stored) { w["gate.weight"] = f32Tensor([]int{1, 1}, 1) }, "gate.weight"},
+		{"dspark_deepspec", func(c map[string]any, _ map[string]stored) { c["markov_head_type"] = "gated" }, "gated"},
+		{"dspark_deepspec", func(c map[string]any, _ map[string]stored) { c["model_type"] = "mamba" }, "mamba"},
+		{"dspark_reduced", func(_ map[string]any, w map[string]stored) { delete(w, "d2t") }, "d2t"},
+		{"dspark_reduced", func(c map[string]any, _ map[string]stored) { delete(c, "draft_vocab_size") }, "d2t is there"},
+		{"dspark_redhat", func(c map[string]any, _ map[string]stored) {
+			c["speculators_config"] = map[string]any{"algorithm": "eagle3"}
+		}, "eagle3"},
+		{"dspark_redhat", func(c map[string]any, w map[string]stored) {
+			c["transformer_layer_config"].(map[string]any)["vocab_size"] = 999
+		}, "999"},
+		{"dflash1", func(c map[string]any, _ map[string]stored) { c["vocab_size"] = 999 }, "999"},
+		{"dflash2", func(_ map[string]any, w map[string]stored) { delete(w, "candidate_selector.hidden_projection.weight") }, "hidden_projection"},
+		{"dflash1", func(c map[string]any, _ map[string]stored) { c["markov_rank"] = 8 }, "Markov"},
+		{"target_qwen3", func(c map[string]any, _ map[string]stored) {
+			c["architectures"], c["model_type"] = []string{"X"}, "nothing"
+		}, "lookup"},
+	} {
+		config, tensors := readCheckpoint(t, c.drafter)
+		c.edit(config, tensors)
+		_, err := openPath(t, host, writeCheckpoint(t, config, tensors))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, wants %q", c.drafter, err, c.want)
+		}
+	}
+}
+
+// A draft model must know the target's tokens; padding may differ when the
+// caller vouches for the tokenizer.
+func TestClassicVocabulary(t *testing.T) {
+	config, tensors := readCheckpoint(t, "target_qwen3")
+	config["vocab_size"] = 288
+	for _, name := range []string{"model.embed_tokens.weight", "lm_head.weight"} {
+		s := tensors[name]
+		s.data = append(s.data, make([]byte, 16*64*2)...)
+		s.shape = []int{288, 64}
+		tensors[name] = s
+	}
+	dir := writeCheckpoint(t, config, tensors)
+	host := openHost(t, compute.NewReference(), "target_qwen3")
+	if _, err := openPath(t, host, dir); err == nil || !strings.Contains(err.Error(), "288") || !strings.Contains(err.Error(), "272") {
+		t.Error(err)
+	}
+	host.Tokens = 260
+	d, err := openPath(t, host, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Mode() != "draft" || d.Taps() != nil {
+		t.Error(d.Mode(), d.Taps())
+	}
+	host.Tokens = 280
+	if _, err := openPath(t, host, dir); err == nil {
+		t.Error("a target that lacks tokens of its tokenizer")
+	}
+}
+
+// A draft model's block is what it would generate alone, however the context
+// was fed, and leaves no trace.
+func TestClassicChain(t *testing.T) {
+	for _, b := range backends(t) {
+		host := openHost(t, b, "target_qwen3")
+		d := openDrafter(t, host, "target_qwen3").(*Classic)
+		greedy := sample.NewSampler(sample.Params{})
+		prompt := []int32{84, 104, 101, 32, 113, 117, 105, 99, 107, 32}
+		// Alone: one token after another, from scratch each time.
+		var want []int32
+		for i := range 9 {
+			logits, _ := targetForward(t, host, append(slices.Clone(prompt), want...), nil)
+			_ = i
+			want = append(want, sample.Greedy(logits))
+		}
+		x, err := d.NewContext(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		propose := func(pending int32, n int) []int32 {
+			t.Helper()
+			p, err := x.Propose(Request{Pending: pending, Cap: n, Sampler: greedy})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p.Tokens
+		}
+		observe := func(ids ...int32) {
+			t.Helper()
+			if err := x.Observe(ids, compute.View{}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		observe(prompt[:4]...)
+		observe(prompt[4:]...)
+		before := b.Submits(compute.LabelDraft)
+		if got := propose(want[0], 5); !slices.Equal(got, want[1:6]) {
+			t.Errorf("%s drafts %v, wants %v", b.Name(), got, want[1:6])
+		}
+		if n := b.Submits(compute.LabelDraft) - before; n != 1 {
+			t.Errorf("%d submits for a block", n)
+		}
+		observe(want[:3]...) // the pending token and two drafts
+		if got := propose(want[3], 4); !slices.Equal(got, want[4:8]) {
+			t.Errorf("%s drafts %v, wants %v", b.Name(), got, want[4:8])
+		}
+		observe(want[3:8]...)
+		s, err := x.Finish(nil)
+		if err != nil || s.Len() != len(prompt)+8 {
+			t.Fatal(s.Len(), err)
+		}
+		s.Close()
+		if used, _ := d.Cache().Pages(); used != 0 {
+			t.Errorf("%d pages leaked", used)
+		}
+	}
+}
