@@ -4,12 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"testing"
 
 	"sparkbar/engine/cache"
-	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/layout"
 )
@@ -24,6 +22,13 @@ type golden struct {
 		Greedy         []int32
 		GreedyMargin   []float64 `json:"greedy_margin"`
 		ArgmaxAll      []int32   `json:"argmax_all"`
+		Greedy8        []int32   `json:"greedy_kv8g64"`
+		Greedy4        []int32   `json:"greedy_kv4g64"`
+	}
+	Cache []struct {
+		Kind   string
+		Arrays int
+		Window int `json:"max_size"`
 	}
 	Spec []struct {
 		Prompt      string
@@ -38,121 +43,38 @@ type golden struct {
 	} `json:"float32_rounding_max_abs"`
 }
 
-// rig is a model with a cache, able to run steps.
-type rig struct {
-	t      *testing.T
-	b      compute.Backend
-	m      *Model
-	c      *cache.Cache
-	params *compute.Params
-	s      *compute.Scratch
-	taps   []int
-	fused  compute.View
-}
-
-func newRig(t *testing.T, b compute.Backend, dir string, o cache.Options) *rig {
+func readGolden(t *testing.T, dir string) golden {
 	t.Helper()
-	ck, err := checkpoint.Open(dir)
-	if err != nil {
+	var g golden
+	if err := json.Unmarshal(readFile(t, filepath.Join(dir, "golden.json")), &g); err != nil {
 		t.Fatal(err)
 	}
-	m, err := Load(ck, b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.Positions, o.Sequences = 1024, 4
-	c, err := cache.New(b, m.Caches, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rig{t: t, b: b, m: m, c: c, params: compute.NewParams(b), s: compute.NewScratch(b)}
-	t.Cleanup(func() {
-		r.s.Close()
-		r.params.Close()
-		c.Close()
-		m.Close()
-		if err := ck.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return r
+	return g
 }
 
-// step runs ids on a sequence, commits keep rows, and returns all logits.
-func (r *rig) step(q *cache.Seq, ids []int32, keep int) [][]float32 {
-	r.t.Helper()
-	r.s.Reset()
-	r.params.Next()
-	var p compute.Program
-	p.Reset(compute.LabelTarget)
-	parts := []cache.Part{{Seq: q, IDs: ids, Verify: keep < len(ids)}}
-	st, err := r.c.Plan(&p, r.params, parts)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	f := &Forward{P: &p, S: r.s, Step: st}
-	if len(r.taps) > 0 {
-		if r.fused, err = r.s.F32(len(ids), len(r.taps)*r.m.Hidden); err != nil {
-			r.t.Fatal(err)
-		}
-		f.Taps, f.Fused = r.taps, r.fused
-	}
-	r.m.Forward(f)
-	r.c.Ran(st, parts)
-	if err := compute.Run(r.b, &p, nil); err != nil {
-		r.t.Fatal(err)
-	}
-	q.Advance(keep)
-	rows := make([][]float32, len(ids))
-	for i := range rows {
-		rows[i] = append([]float32(nil), f.Logits.F32(i)...)
-	}
-	return rows
+func (g golden) tolerance() float64 {
+	return math.Max(1e-4, 10*math.Max(g.Floor.ULP, g.Floor.Float64))
 }
 
-func (r *rig) seq() *cache.Seq {
-	r.t.Helper()
-	q, err := r.c.NewSeq()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return q
-}
-
-// TestGoldens compares every stored row, hidden state, greedy token and
-// rollback of the tiny checkpoints with the reference implementation.
-func TestGoldens(t *testing.T) {
-	dirs, err := filepath.Glob("../testdata/models/*/*/golden.json")
-	if err != nil || len(dirs) < 10 {
-		t.Fatalf("found %d goldens, %v", len(dirs), err)
-	}
-	for _, path := range dirs {
-		dir := filepath.Dir(path)
-		name := filepath.Base(filepath.Dir(dir)) + "/" + filepath.Base(dir)
-		for _, b := range backends(t) {
-			t.Run(name+"/"+b.Name(), func(t *testing.T) { testGolden(t, b, dir) })
-		}
-	}
-}
+// TestGoldens compares every stored row, hidden state, recurrent state, greedy
+// token and rollback of the tiny checkpoints with the reference implementation.
+func TestGoldens(t *testing.T) { eachCheckpoint(t, testGolden) }
 
 func testGolden(t *testing.T, b compute.Backend, dir string) {
-	var g golden
-	text, err := os.ReadFile(filepath.Join(dir, "golden.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &g); err != nil {
-		t.Fatal(err)
-	}
-	data := openGolden(t, dir)
-	tol := math.Max(1e-4, 10*math.Max(g.Floor.ULP, g.Floor.Float64))
+	g := readGolden(t, dir)
+	data := openTensors(t, filepath.Join(dir, "golden.safetensors"))
+	tol := g.tolerance()
 	r := newRig(t, b, dir, cache.Options{Type: layout.F32})
+	checkCaches(t, r.m, g)
 
 	for name, p := range g.Prompts {
 		want := data.rows(t, name+".logits")
 		one := r.seq()
 		all := r.step(one, p.IDs, len(p.IDs))
 		one.Close()
+		if len(want) != len(p.LogitPositions) {
+			t.Fatalf("%d rows of logits for %d positions", len(want), len(p.LogitPositions))
+		}
 		for i, pos := range p.LogitPositions {
 			near(t, fmt.Sprintf("%s logits at %d", name, pos), all[pos], want[i], tol)
 		}
@@ -165,31 +87,18 @@ func testGolden(t *testing.T, b compute.Backend, dir string) {
 		chunked := r.seq()
 		at := 0
 		for _, n := range p.ChunkSizes {
-			for i, row := range r.step(chunked, p.IDs[at:at+n], n) {
-				same(t, name+" chunked", row, all[at+i])
-			}
+			sameRows(t, name+" chunked", r.step(chunked, p.IDs[at:at+n], n), all[at:at+n])
 			at += n
 		}
+		chunked.Close()
 		if at != len(p.IDs) {
 			t.Fatalf("chunks cover %d of %d", at, len(p.IDs))
 		}
 		single := r.seq()
-		var row []float32
 		for i, id := range p.IDs {
-			row = r.step(single, []int32{id}, 1)[0]
-			same(t, name+" token by token", row, all[i])
+			same(t, name+" token by token", r.step(single, []int32{id}, 1)[0], all[i])
 		}
-		for i, id := range p.Greedy {
-			got := argmax(row)
-			if got != id {
-				if p.GreedyMargin[i] > 2*tol {
-					t.Errorf("%s greedy token %d is %d, wants %d", name, i, got, id)
-				}
-				break
-			}
-			row = r.step(single, []int32{id}, 1)[0]
-		}
-		chunked.Close()
+		r.greedy(name, single, all[len(all)-1], p.Greedy, p.GreedyMargin, 2*tol)
 		single.Close()
 	}
 
@@ -199,36 +108,16 @@ func testGolden(t *testing.T, b compute.Backend, dir string) {
 		for _, first := range []int{1, len(s.Continue)} {
 			q := r.seq()
 			r.step(q, ids[:s.Prefix], s.Prefix)
-			rows := r.step(q, ids[s.Prefix:s.Prefix+s.VerifyWidth], s.Keep)[:s.Keep]
-			rows = append(rows, r.step(q, s.Continue[:first], first)...)
-			// Stored are the rows of the kept tokens and of the continuation, or the last of them.
-			off := s.Keep + len(s.Continue) - len(want)
-			for j := range rows {
-				if j >= off {
-					near(t, fmt.Sprintf("spec %d row %d, continued by %d", i, j, first), rows[j], want[j-off], tol)
-				}
+			r.step(q, ids[s.Prefix:s.Prefix+s.VerifyWidth], s.Keep)
+			for j, row := range r.step(q, s.Continue[:first], first) {
+				near(t, fmt.Sprintf("spec %d row %d, continued by %d", i, j, first), row, want[j], tol)
 			}
 			q.Close()
 		}
 	}
 
 	if data.has("debug.hidden") {
-		ids := g.Prompts["debug"].IDs
-		r.taps = nil
-		for i := range r.m.Layers {
-			r.taps = append(r.taps, i)
-		}
-		q := r.seq()
-		r.step(q, ids, len(ids))
-		hidden := data.rows(t, "debug.hidden")
-		for l := range r.m.Layers {
-			for i := range ids {
-				got := r.fused.F32(i)[l*r.m.Hidden : (l+1)*r.m.Hidden]
-				near(t, fmt.Sprintf("hidden after layer %d row %d", l, i), got, hidden[(l+1)*len(ids)+i], tol)
-			}
-		}
-		r.taps = nil
-		q.Close()
+		checkHidden(t, r, g.Prompts["debug"].IDs, data, dir, tol)
 	}
 
 	for _, bits := range []int{8, 4} {
@@ -237,96 +126,121 @@ func testGolden(t *testing.T, b compute.Backend, dir string) {
 			if !data.has(name + key) {
 				continue
 			}
-			q8 := newRig(t, b, dir, cache.Options{Bits: bits, Group: 64})
-			q := q8.seq()
-			all := q8.step(q, p.IDs, len(p.IDs))
+			kv := newRig(t, b, dir, cache.Options{Bits: bits, Group: 64})
+			q := kv.seq()
+			all := kv.step(q, p.IDs, len(p.IDs))
 			for i, row := range data.rows(t, name+key) {
 				near(t, fmt.Sprintf("%s with %d-bit cache, row %d", name, bits, i), all[p.LogitPositions[i]], row, 20*tol)
 			}
+			want := p.Greedy8
+			if bits == 4 {
+				want = p.Greedy4
+			}
+			kv.greedy(fmt.Sprintf("%s with %d-bit cache,", name, bits), q, all[len(all)-1], want, nil, 40*tol)
+			q.Close()
 		}
 	}
-	if used, _ := r.c.Pages(); used != 0 {
-		t.Errorf("%d pages are still in use", used)
-	}
 }
 
-// tensors is an opened golden.safetensors.
-type tensors struct{ c *checkpoint.Checkpoint }
-
-func openGolden(t *testing.T, dir string) tensors {
-	t.Helper()
-	c, err := checkpoint.Open(filepath.Join(dir, "golden.safetensors"))
-	if err != nil {
-		t.Fatal(err)
+// greedy continues from a row of logits and compares the tokens, up to the
+// first one that rounding may decide: where the recorded margin, or without one
+// our own, is at most doubt.
+func (r *rig) greedy(name string, q *cache.Seq, row []float32, want []int32, margins []float64, doubt float64) {
+	r.t.Helper()
+	if len(want) == 0 {
+		r.t.Errorf("%s greedy tokens are not recorded", name)
 	}
-	t.Cleanup(func() { c.Close() })
-	return tensors{c}
-}
-
-func (g tensors) has(name string) bool { return g.c.Has(name) }
-
-// rows returns a tensor as rows of its last axis.
-func (g tensors) rows(t *testing.T, name string) [][]float32 {
-	t.Helper()
-	x, err := g.c.Tensor(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := x.Float32()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := x.Shape[len(x.Shape)-1]
-	var rows [][]float32
-	for ; len(v) >= w; v = v[w:] {
-		rows = append(rows, v[:w])
-	}
-	return rows
-}
-
-func near(t *testing.T, what string, got, want []float32, tol float64) {
-	t.Helper()
-	if len(got) != len(want) {
-		t.Fatalf("%s: %d values, wants %d", what, len(got), len(want))
-	}
-	worst, at := 0.0, 0
-	for i := range got {
-		if d := math.Abs(float64(got[i]) - float64(want[i])); !(d <= worst) {
-			worst, at = d, i
-		}
-	}
-	if !(worst <= tol) {
-		t.Errorf("%s: element %d is %v, wants %v (off by %.2g, allowed %.2g)", what, at, got[at], want[at], worst, tol)
-	}
-}
-
-func same(t *testing.T, what string, got, want []float32) {
-	t.Helper()
-	for i := range got {
-		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
-			t.Errorf("%s: element %d is %v, wants the same bits as %v", what, i, got[i], want[i])
+	for i, id := range want {
+		if got := argmax(row); got != id {
+			m := margin(row)
+			if margins != nil {
+				m = margins[i]
+			}
+			if m > doubt {
+				r.t.Errorf("%s greedy token %d is %d, wants %d", name, i, got, id)
+			}
 			return
 		}
+		row = r.step(q, []int32{id}, 1)[0]
 	}
 }
 
-func argmax(row []float32) int32 {
-	best := 0
-	for i, v := range row {
-		if v > row[best] {
-			best = i
+// checkCaches compares what the layers keep with the reference's cache list.
+func checkCaches(t *testing.T, m *Model, g golden) {
+	t.Helper()
+	var got []string
+	for i := 0; i < len(m.Caches); i++ {
+		switch s := m.Caches[i]; s.Kind {
+		case compute.CacheFull:
+			got = append(got, "KVCache")
+		case compute.CacheWindow:
+			got = append(got, fmt.Sprintf("RotatingKVCache %d", s.Window))
+		case compute.CacheState:
+			n := 1
+			if i+1 < len(m.Caches) && m.Caches[i+1].Kind == compute.CacheState && m.Caches[i+1].Log != s.Log {
+				n, i = 2, i+1
+			}
+			got = append(got, fmt.Sprintf("ArraysCache %d", n))
 		}
 	}
-	return int32(best)
+	var want []string
+	for _, c := range g.Cache {
+		switch c.Kind {
+		case "RotatingKVCache":
+			c.Kind = fmt.Sprintf("%s %d", c.Kind, c.Window)
+		case "ArraysCache":
+			c.Kind = fmt.Sprintf("%s %d", c.Kind, c.Arrays)
+		}
+		want = append(want, c.Kind)
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("caches are %v, wants %v", got, want)
+	}
 }
 
-func margin(row []float32) float64 {
-	a := argmax(row)
-	second := math.Inf(-1)
-	for i, v := range row {
-		if int32(i) != a {
-			second = math.Max(second, float64(v))
+// checkHidden compares the output of every layer and the state that recurrent
+// layers keep after the prompt.
+func checkHidden(t *testing.T, r *rig, ids []int32, data tensors, dir string, tol float64) {
+	t.Helper()
+	hidden := data.rows(t, "debug.hidden")
+	if len(hidden) != (r.m.Layers+1)*len(ids) {
+		t.Fatalf("%d rows of hidden states for %d layers", len(hidden), r.m.Layers)
+	}
+	if filepath.Base(dir) == "looped" {
+		// Stored is what the first loop gives before the norm between loops, a tap gives it after.
+		model := openTensors(t, filepath.Join(dir, "model.safetensors"))
+		w := model.flat(t, "model.norm.weight")
+		for _, row := range hidden[r.m.Layers/2*len(ids):][:len(ids)] {
+			var sum float64
+			for _, v := range row {
+				sum += float64(v) * float64(v)
+			}
+			for i := range row {
+				row[i] *= w[i] * float32(1/math.Sqrt(sum/float64(len(row))+1e-5))
+			}
 		}
 	}
-	return float64(row[a]) - second
+	for l := range r.m.Layers {
+		r.taps = append(r.taps, l)
+	}
+	defer func() { r.taps = nil }()
+	q := r.seq()
+	defer q.Close()
+	r.step(q, ids, len(ids))
+	for l := range r.m.Layers {
+		for i := range ids {
+			got := r.fused.F32(i)[l*r.m.Hidden : (l+1)*r.m.Hidden]
+			near(t, fmt.Sprintf("hidden after layer %d row %d", l, i), got, hidden[(l+1)*len(ids)+i], tol)
+		}
+	}
+	states := r.states()
+	for i, at := 0, 0; at < len(states); i++ {
+		for j := 0; data.has(fmt.Sprintf("debug.state.%d.%d", i, j)); j++ {
+			near(t, fmt.Sprintf("state %d.%d", i, j), states[at], data.flat(t, fmt.Sprintf("debug.state.%d.%d", i, j)), tol)
+			at++
+		}
+		if i > len(r.m.Caches) {
+			t.Fatalf("%d states are not recorded", len(states)-at)
+		}
+	}
 }
