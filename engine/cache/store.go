@@ -39,13 +39,14 @@ func NewStore(slots int) *Store { return &Store{slots: slots} }
 // Take returns forks of the stored sequences that share the longest usable
 // prefix with the prompt, and its length: at most len(prompt)-1, since the last
 // token must still be run. Zero means there is nothing to reuse. A past that
-// cannot be cut is used only whole.
+// cannot be cut is used only whole; where it is the drafter's, the target's is
+// returned alone.
 func (s *Store) Take(prompt []int32) (reuse int, seqs []*Seq, err error) {
 	best := -1
 	for i, e := range s.entries {
 		n := common(e.tokens, prompt)
 		n = min(n, len(prompt)-1)
-		if n < len(e.tokens) && !e.trimmable() {
+		if n < len(e.tokens) && !e.seqs[0].c.Trimmable() {
 			continue
 		}
 		if n >= minReuse && n > reuse {
@@ -56,7 +57,10 @@ func (s *Store) Take(prompt []int32) (reuse int, seqs []*Seq, err error) {
 		return 0, nil, nil
 	}
 	e := s.entries[best]
-	for _, q := range e.seqs {
+	for i, q := range e.seqs {
+		if i > 0 && reuse < q.Len() && !q.c.Trimmable() {
+			break
+		}
 		f, err := q.Fork()
 		if err == nil && reuse < f.Len() {
 			err = f.Truncate(reuse)

@@ -66,20 +66,20 @@ func (g *generation) prefill(ctx context.Context) (Token, error) {
 			return Token{}, err
 		}
 	}
-	var own *cache.Seq
+	var own *cache.Seq // the drafter's past
+	if len(stored) > 1 {
+		own = stored[1]
+	}
 	if len(stored) > 0 {
 		g.seq = stored[0]
 	} else if g.seq, err = r.t.cache.NewSeq(); err != nil {
 		return Token{}, err
 	}
-	if len(stored) > 1 {
-		own = stored[1]
-	}
-	if r.drafter != nil {
-		if g.ctx, err = r.drafter.NewContext(own); err != nil {
-			own.Close()
-			return Token{}, err
-		}
+	if g.j.Mode != Draft {
+		own.Close()
+	} else if g.ctx, err = r.drafter.NewContext(own); err != nil {
+		own.Close()
+		return Token{}, err
 	}
 	var p pass
 	for at := g.out.Cached; at < len(prompt); {
@@ -124,7 +124,7 @@ func (g *generation) forward(ids []int32, want outputs) (pass, error) {
 	if want != allRows && g.out.TargetForwards > 1 {
 		g.out.TargetForwards = 1 // all chunks of a prompt are one forward of it
 	}
-	return g.r.t.forward(g.seq, ids, want, &g.stop)
+	return g.r.t.forward(g.seq, ids, want, g.ctx != nil, &g.stop)
 }
 
 // keep commits the first rows of the last forward, those of ids.
@@ -314,32 +314,33 @@ func (g *generation) report(rd Round) {
 	}
 }
 
-// end stores the conversation for reuse, or drops what it held.
+// end stores the conversation for reuse, or drops what it held. The drafter's past
+// is stored beside the target's if it can be brought to the same length;
+// otherwise a later request starts the drafter's context anew.
 func (g *generation) end() {
-	var seqs []*cache.Seq
-	if g.seq != nil {
-		seqs = append(seqs, g.seq)
-	}
-	if g.ctx != nil && !g.good {
-		g.ctx.Close()
-	} else if g.ctx != nil {
+	var own *cache.Seq
+	if g.ctx != nil && g.good {
 		s, err := g.ctx.Finish(nil)
-		g.good = err == nil
-		if s != nil {
-			seqs = append(seqs, s)
-		}
+		own, g.good = s, err == nil
+	} else if g.ctx != nil {
+		g.ctx.Close()
 	}
 	tokens := append(append([]int32(nil), g.j.Prompt...), g.out.Tokens...)
 	tokens = tokens[:max(len(tokens)-1, 0)] // the last one never went through the model
-	ok := g.good && !g.j.NoStore && len(g.out.Tokens) > 0
-	for _, s := range seqs {
-		ok = ok && s.Len() >= len(tokens) && (s.Len() == len(tokens) || s.Truncate(len(tokens)) == nil)
-	}
-	if !ok {
-		for _, s := range seqs {
-			s.Close()
-		}
+	if !g.good || g.j.NoStore || len(g.out.Tokens) == 0 || !fit(g.seq, len(tokens)) {
+		g.seq.Close()
+		own.Close()
 		return
 	}
-	g.r.store.Put(tokens, seqs...)
+	if own == nil || !fit(own, len(tokens)) {
+		own.Close()
+		g.r.store.Put(tokens, g.seq)
+		return
+	}
+	g.r.store.Put(tokens, g.seq, own)
+}
+
+// fit cuts a sequence to n positions, if it can be.
+func fit(s *cache.Seq, n int) bool {
+	return s.Len() == n || s.Len() > n && s.Truncate(n) == nil
 }

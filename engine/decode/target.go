@@ -28,9 +28,9 @@ type pass struct {
 	fused  compute.View // [rows, taps*hidden]
 }
 
-// forward runs ids at the end of q. last asks for the logits of the last row
-// only, none for no logits at all. The rows count once q.Advance is called.
-func (t *target) forward(q *cache.Seq, ids []int32, want outputs, stop *compute.Stop) (pass, error) {
+// forward runs ids at the end of q. want says which rows' logits are needed, tap
+// whether the drafter's taps are. The rows count once q.Advance is called.
+func (t *target) forward(q *cache.Seq, ids []int32, want outputs, tap bool, stop *compute.Stop) (pass, error) {
 	t.s.Reset()
 	t.params.Next()
 	t.prog.Reset(compute.LabelTarget)
@@ -46,7 +46,7 @@ func (t *target) forward(q *cache.Seq, ids []int32, want outputs, stop *compute.
 		}
 	}
 	var r pass
-	if len(t.taps) > 0 {
+	if tap && len(t.taps) > 0 {
 		if r.fused, err = t.s.F32(len(ids), len(t.taps)*t.model.Hidden); err != nil {
 			return pass{}, err
 		}

@@ -17,7 +17,8 @@ type Drafter interface {
 	// MaxDraft is the longest block it can propose.
 	MaxDraft() int
 	// NewContext returns an empty memory, or one that goes on from a stored
-	// sequence (which it takes over).
+	// sequence (which it takes over). An empty one may be asked for in the middle
+	// of a text: it knows nothing of what came before.
 	NewContext(from *cache.Seq) (Context, error)
 	// Cache is where contexts keep their past.
 	Cache() *cache.Cache

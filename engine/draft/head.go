@@ -141,7 +141,7 @@ func (h *head) ready(specs []compute.CacheSpec) error {
 	}
 	h.params, h.s = compute.NewParams(h.host.Backend), compute.NewScratch(h.host.Backend)
 	var err error
-	h.cache, err = cache.New(h.host.Backend, specs, cache.Options{Type: layout.F32, Positions: h.host.Positions, Sequences: h.host.Sequences})
+	h.cache, err = cache.New(h.host.Backend, specs, cache.Options{Type: layout.F32, Positions: h.host.Positions + h.shape.block, Sequences: h.host.Sequences})
 	return err
 }
 
