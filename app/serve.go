@@ -27,6 +27,9 @@ import (
 // demoID is the id of the model that is part of the binary.
 const demoID = "demo"
 
+// profiles are the values of --compat.
+var profiles = map[string]func() httpapi.Profile{"sparkbar": httpapi.SparkbarProfile, "mlx-lm": httpapi.MLXLMProfile}
+
 func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -149,9 +152,9 @@ func serve(ctx context.Context, v *viper.Viper, stdout, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
-	profile, err := httpapi.ProfileByName(v.GetString("compat"))
-	if err != nil {
-		return &usageError{err}
+	profile, ok := profiles[v.GetString("compat")]
+	if !ok {
+		return &usageError{fmt.Errorf("--compat must be sparkbar or mlx-lm, got '%s'", v.GetString("compat"))}
 	}
 	eng, err := newEngine(v, load)
 	if err != nil {
@@ -162,7 +165,7 @@ func serve(ctx context.Context, v *viper.Viper, stdout, stderr io.Writer) error 
 	if err != nil {
 		return fmt.Errorf("cannot listen on %s: %w; stop the program that uses the port, or choose another with --port", address, err)
 	}
-	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.GetStringSlice("allow-host"), CORSOrigins: v.GetStringSlice("cors-origin"), Profile: profile, Log: log})
+	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.GetStringSlice("allow-host"), CORSOrigins: v.GetStringSlice("cors-origin"), Profile: profile(), Log: log})
 	base := "http://" + ln.Addr().String()
 	fmt.Fprintf(stdout, "listening on %s   (OpenAI base_url: %s/v1, Anthropic base_url: %s)\n", base, base, base)
 	if len(apiKeys) > 0 {

@@ -15,6 +15,7 @@ type answer struct {
 	req Request
 	put func(Delta)
 
+	pending []Delta // of the present round; text pieces are joined
 	stream *tokenizer.Stream
 	stop   *chat.Stopper
 	parser *chat.Parser // nil: the text is passed on as it is
@@ -62,9 +63,31 @@ func (a *answer) add(ts []decode.Token) (stop bool) {
 		}
 	}
 	if len(round) > 0 {
-		a.put(Delta{Tokens: round})
+		a.pending = append(a.pending, Delta{Tokens: round})
 	}
+	a.flush()
 	return a.ended
+}
+
+// emit adds a delta to the round, joined with the one before where both are
+// text or both are reasoning.
+func (a *answer) emit(d Delta) {
+	if n := len(a.pending) - 1; n >= 0 && d.ToolCall == nil {
+		last := &a.pending[n]
+		if last.ToolCall == nil && (d.Text != "" && last.Text != "" || d.Reasoning != "" && last.Reasoning != "") {
+			last.Text += d.Text
+			last.Reasoning += d.Reasoning
+			return
+		}
+	}
+	a.pending = append(a.pending, d)
+}
+
+func (a *answer) flush() {
+	for _, d := range a.pending {
+		a.put(d)
+	}
+	a.pending = a.pending[:0]
 }
 
 func (a *answer) token(t decode.Token) Token {
@@ -81,7 +104,7 @@ func (a *answer) pass(text string) {
 	case text == "":
 	case a.parser == nil:
 		a.text.WriteString(text)
-		a.put(Delta{Text: text})
+		a.emit(Delta{Text: text})
 	default:
 		a.events(a.parser.Feed(text))
 	}
@@ -92,21 +115,21 @@ func (a *answer) events(list []chat.Event) {
 		switch e.Kind {
 		case chat.Text:
 			a.text.WriteString(e.Text)
-			a.put(Delta{Text: e.Text})
+			a.emit(Delta{Text: e.Text})
 		case chat.Thought:
 			a.reasoning.WriteString(e.Text)
-			a.put(Delta{Reasoning: e.Text})
+			a.emit(Delta{Reasoning: e.Text})
 		case chat.TextWasThought: // a closing tag came late; what was streamed cannot be taken back
 			a.reasoning.WriteString(a.text.String())
 			a.text.Reset()
 		case chat.CallStart:
 			c := ToolCall{Index: e.Call, ID: callID(), Name: e.Name}
 			a.calls = append(a.calls, c)
-			a.put(Delta{ToolCall: &c})
+			a.emit(Delta{ToolCall: &c})
 		case chat.CallArgs:
 			last := &a.calls[len(a.calls)-1]
 			last.Arguments += e.Text
-			a.put(Delta{ToolCall: &ToolCall{Index: last.Index, Arguments: e.Text}})
+			a.emit(Delta{ToolCall: &ToolCall{Index: last.Index, Arguments: e.Text}})
 		case chat.BrokenCall:
 			why := "unreadable"
 			if e.Err != nil {
@@ -130,6 +153,7 @@ func (a *answer) finish() Result {
 	if a.parser != nil {
 		a.events(a.parser.Finish())
 	}
+	a.flush()
 	r := Result{Text: a.text.String(), Reasoning: a.reasoning.String(), ToolCalls: a.calls, BrokenCalls: a.broken, Tokens: a.tokens,
 		FinishReason: FinishLength, StopString: a.stop.Matched()}
 	switch {
