@@ -1,0 +1,203 @@
+package decode_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	"sparkbar/engine/arch"
+	"sparkbar/engine/cache"
+	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/compute"
+	"sparkbar/engine/cpu"
+	"sparkbar/engine/decode"
+	"sparkbar/engine/draft"
+	"sparkbar/resources"
+)
+
+// oracle is a drafter that knows the right answer and proposes it, or always
+// something else.
+type oracle struct {
+	answer []int32 // prompt and greedy output
+	wrong  bool
+	vocab  int32
+}
+
+func (*oracle) Mode() string        { return "oracle" }
+func (*oracle) Taps() []int         { return nil }
+func (*oracle) MaxDraft() int       { return 8 }
+func (*oracle) Cache() *cache.Cache { return nil }
+func (*oracle) WeightBytes() int64  { return 0 }
+func (*oracle) Close()              {}
+
+func (o *oracle) NewContext(*cache.Seq) (draft.Context, error) { return &oracleContext{o: o}, nil }
+
+// oracleContext counts the committed positions it is shown.
+type oracleContext struct {
+	o    *oracle
+	seen int
+}
+
+func (x *oracleContext) Observe(tokens []int32, _ compute.View, _ *compute.Stop) error {
+	x.seen += len(tokens)
+	return nil
+}
+func (x *oracleContext) Flush(*compute.Stop) error { return nil }
+func (x *oracleContext) Seq() *cache.Seq           { return nil }
+func (x *oracleContext) Close()                    {}
+
+func (x *oracleContext) Propose(r draft.Request) (draft.Proposal, error) {
+	var tokens []int32
+	for i := range r.Cap {
+		at := x.seen + 1 + i // the pending token stands at seen
+		if at >= len(x.o.answer) {
+			break
+		}
+		t := x.o.answer[at]
+		if x.o.wrong {
+			t = (t + 1) % x.o.vocab
+		}
+		tokens = append(tokens, t)
+	}
+	return draft.Proposal{Tokens: tokens, Drafted: tokens}, nil
+}
+
+// demo is the embedded pair on a backend.
+type demo struct {
+	b     compute.Backend
+	model *arch.Model
+	files []*checkpoint.Checkpoint
+}
+
+func openDemo(t *testing.T, b compute.Backend) *demo {
+	t.Helper()
+	target, _ := resources.Demo()
+	c, err := checkpoint.OpenBytes("demo", target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := arch.Load(c, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &demo{b: b, model: m, files: []*checkpoint.Checkpoint{c}}
+	t.Cleanup(func() {
+		m.Close()
+		for _, f := range d.files {
+			f.Close()
+		}
+		b.Close()
+	})
+	return d
+}
+
+func (d *demo) dspark(t *testing.T) draft.Drafter {
+	t.Helper()
+	_, files := resources.Demo()
+	c, err := checkpoint.OpenBytes("demo drafter", files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.files = append(d.files, c)
+	dr, err := draft.OpenDSpark(c, draft.Host{Model: d.model, Backend: d.b, Positions: 2048, Sequences: 4, Window: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dr
+}
+
+func (d *demo) runner(t *testing.T, dr draft.Drafter) *decode.Runner {
+	t.Helper()
+	r, err := decode.New(d.b, d.model, dr, decode.Options{Positions: 2048, Stored: 1, Chunk: 32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestIdentity: greedy output with speculation is token for token the output
+// without it, for every drafter, cap, number of threads and prompt, while
+// thousands of rejected rows are rolled back.
+func TestIdentity(t *testing.T) {
+	text, err := os.ReadFile("../testdata/demo/expected.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var x struct {
+		Prompts []struct {
+			IDs []int32 `json:"prompt_ids"`
+		}
+	}
+	if err := json.Unmarshal(text, &x); err != nil || len(x.Prompts) < 10 {
+		t.Fatal(len(x.Prompts), err)
+	}
+	const limit = 64
+	end := map[int32]bool{0: true, 2: true}
+	var reference [][]int32 // the first backend's answers
+	for _, threads := range []int{1, 2} {
+		b, err := cpu.New(cpu.Options{Threads: threads, Exact: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := openDemo(t, b)
+		generate := func(r *decode.Runner, j decode.Job) decode.Outcome {
+			t.Helper()
+			j.MaxTokens, j.End, j.Logprobs = limit, end, -1
+			out, err := r.Generate(context.Background(), j)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return out
+		}
+		plain := d.runner(t, nil)
+		var answers [][]int32
+		for _, p := range x.Prompts {
+			answers = append(answers, generate(plain, decode.Job{Prompt: p.IDs, Mode: decode.Baseline, NoStore: true}).Tokens)
+		}
+		if reference == nil {
+			reference = answers
+		} else if !slices.EqualFunc(answers, reference, slices.Equal) {
+			t.Errorf("%d threads answer differently from 1", threads)
+		}
+		rolledBack := 0
+		check := func(name string, r *decode.Runner, j decode.Job, i int) decode.Outcome {
+			t.Helper()
+			j.Prompt = x.Prompts[i].IDs
+			out := generate(r, j)
+			if !slices.Equal(out.Tokens, answers[i]) {
+				t.Errorf("%s, prompt %d: %v\nwithout speculation: %v", name, i, out.Tokens, answers[i])
+			}
+			rolledBack += out.RolledBack
+			return out
+		}
+		ds := d.runner(t, d.dspark(t))
+		for _, cap := range []int{1, 2, 3, 4, 5, 6, 7, 8} {
+			for i := range x.Prompts {
+				check(fmt.Sprintf("dspark cap %d", cap), ds, decode.Job{Mode: decode.Draft, Cap: cap, NoStore: i%2 == 0}, i)
+				check(fmt.Sprintf("lookup up to %d", cap), plain, decode.Job{Mode: decode.Lookup, LongLookup: cap, NoStore: true}, i)
+				for _, wrong := range []bool{true, false} {
+					r := d.runner(t, &oracle{answer: append(slices.Clone(x.Prompts[i].IDs), answers[i]...), wrong: wrong, vocab: int32(d.model.Vocab)})
+					out := check(fmt.Sprintf("oracle (wrong: %v) cap %d", wrong, cap), r, decode.Job{Mode: decode.Draft, Cap: cap, NoStore: true}, i)
+					if n := len(answers[i]) - 1; !wrong && out.Rounds > (n+cap)/(cap+1) {
+						t.Errorf("an always right drafter needs %d rounds for %d tokens at cap %d", out.Rounds, n, cap)
+					} else if wrong && out.Rounds != n {
+						t.Errorf("an always wrong drafter gives %d rounds for %d tokens", out.Rounds, n)
+					}
+					if used, _ := r.Cache().Pages(); used != 0 {
+						t.Errorf("%d pages are still in use", used)
+					}
+					r.Close()
+				}
+			}
+		}
+		ds.Close()
+		plain.Close()
+		t.Logf("%d threads: %d rejected rows rolled back", threads, rolledBack)
+		if rolledBack < 1000 {
+			t.Errorf("only %d rows were rolled back", rolledBack)
+		}
+	}
+}
