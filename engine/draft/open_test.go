@@ -3,90 +3,17 @@ package draft
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
+	"sparkbar/engine/internal/testmodel"
 	"sparkbar/engine/layout"
 	"sparkbar/engine/sample"
 )
-
-// stored is a tensor to be written.
-type stored struct {
-	dtype string
-	shape []int
-	data  []byte
-}
-
-func f32Tensor(shape []int, v ...float32) stored {
-	var b bytes.Buffer
-	binary.Write(&b, binary.LittleEndian, v)
-	return stored{"F32", shape, b.Bytes()}
-}
-
-// writeCheckpoint writes a model folder.
-func writeCheckpoint(t testing.TB, config map[string]any, tensors map[string]stored) string {
-	t.Helper()
-	dir := t.TempDir()
-	text, err := json.Marshal(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	header := map[string]any{}
-	var names []string
-	for n := range tensors {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	var body []byte
-	for _, n := range names {
-		s := tensors[n]
-		header[n] = map[string]any{"dtype": s.dtype, "shape": s.shape, "data_offsets": []int{len(body), len(body) + len(s.data)}}
-		body = append(body, s.data...)
-	}
-	head, err := json.Marshal(header)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := binary.LittleEndian.AppendUint64(nil, uint64(len(head)))
-	file = append(append(file, head...), body...)
-	for name, data := range map[string][]byte{"config.json": text, "model.safetensors": file} {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
-
-// readCheckpoint reads a folder back, for changing it.
-func readCheckpoint(t testing.TB, name string) (map[string]any, map[string]stored) {
-	t.Helper()
-	dir := specDir + "/checkpoints/" + name
-	ck, err := checkpoint.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ck.Close()
-	var config map[string]any
-	if err := json.Unmarshal(ck.RawConfig(), &config); err != nil {
-		t.Fatal(err)
-	}
-	tensors := map[string]stored{}
-	for _, n := range ck.Names() {
-		w, err := ck.Tensor(n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tensors[n] = stored{w.DType.String(), w.Shape, slices.Clone(w.Data)}
-	}
-	return config, tensors
-}
 
 func openPath(t testing.TB, host Host, path string) (Drafter, error) {
 	t.Helper()
@@ -146,18 +73,18 @@ func TestGGUFDrafter(t *testing.T) {
 // config's words about the confidence head are not believed.
 func TestNVFP4Drafter(t *testing.T) {
 	e2m1 := []float32{0, .5, 1, 1.5, 2, 3, 4, 6}
-	config, plain := readCheckpoint(t, "dspark_sink")
-	packed := map[string]stored{}
+	config, plain := testmodel.Read(t, specDir+"/checkpoints/dspark_sink")
+	packed := map[string]testmodel.Tensor{}
 	for name, s := range plain {
 		if !strings.HasSuffix(name, "_proj.weight") {
 			packed[name] = s
 			continue
 		}
-		rows, cols := s.shape[0], s.shape[1]
+		rows, cols := s.Shape[0], s.Shape[1]
 		w := make([]float32, rows*cols)
 		top := float32(0)
 		for i := range w {
-			w[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(s.data[2*i:])) << 16)
+			w[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(s.Data[2*i:])) << 16)
 			top = max(top, float32(math.Abs(float64(w[i]))))
 		}
 		scale := top / 6
@@ -176,15 +103,15 @@ func TestNVFP4Drafter(t *testing.T) {
 			codes[i/2] |= byte(best) << (i % 2 * 4)
 		}
 		base := strings.TrimSuffix(name, ".weight")
-		packed[name] = stored{"U8", []int{rows, cols / 2}, codes}
-		packed[base+".weight_scale"] = stored{"F8_E4M3", []int{rows, cols / 16}, bytes.Repeat([]byte{0x38}, rows*cols/16)} // ones
-		packed[base+".weight_scale_2"] = f32Tensor([]int{1}, scale)
-		plain[name] = f32Tensor(s.shape, w...)
+		packed[name] = testmodel.Tensor{DType: "U8", Shape: []int{rows, cols / 2}, Data: codes}
+		packed[base+".weight_scale"] = testmodel.Tensor{DType: "F8_E4M3", Shape: []int{rows, cols / 16}, Data: bytes.Repeat([]byte{0x38}, rows*cols/16)} // ones
+		packed[base+".weight_scale_2"] = testmodel.F32([]int{1}, scale)
+		plain[name] = testmodel.F32(s.Shape, w...)
 	}
-	dense := writeCheckpoint(t, config, plain)
+	dense := testmodel.Write(t, config, plain)
 	config["quantization_config"] = map[string]any{"quant_method": "modelopt", "quant_algo": "NVFP4"}
 	config["enable_confidence_head"] = true
-	nvfp4 := writeCheckpoint(t, config, packed)
+	nvfp4 := testmodel.Write(t, config, packed)
 	r := record(t, specDir+"/forward_dspark_sink.safetensors")
 	for _, b := range backends(t) {
 		host := openHost(t, b, "target_qwen3")
@@ -258,33 +185,37 @@ func TestOpenRefuses(t *testing.T) {
 	host := openHost(t, compute.NewReference(), "target_qwen3")
 	for _, c := range []struct {
 		drafter string
-		edit    func(config map[string]any, tensors map[string]stored)
+		edit    func(config map[string]any, tensors map[string]testmodel.Tensor)
 		want    string
 	}{
-		{"dspark_deepspec", func(c map[string]any, _ map[string]stored) { c["target_layer_ids"] = []int{0, 9} }, "reads layer 9"},
-		{"dspark_deepspec", func(c map[string]any, _ map[string]stored) { c["hidden_size"] = 32 }, "hidden size is 32"},
-		{"dspark_deepspec", func(_ map[string]any, w map[string]stored) { delete(w, "fc.weight") }, "fc.weight"},
-		{"dspark_deepspec", func(_ map[string]any, w map[string]stored) { w["gate.weight"] = f32Tensor([]int{1, 1}, 1) }, "gate.weight"},
-		{"dspark_deepspec", func(c map[string]any, _ map[string]stored) { c["markov_head_type"] = "gated" }, "gated"},
-		{"dspark_deepspec", func(c map[string]any, _ map[string]stored) { c["model_type"] = "mamba" }, "mamba"},
-		{"dspark_reduced", func(_ map[string]any, w map[string]stored) { delete(w, "d2t") }, "d2t"},
-		{"dspark_reduced", func(c map[string]any, _ map[string]stored) { delete(c, "draft_vocab_size") }, "d2t is there"},
-		{"dspark_redhat", func(c map[string]any, _ map[string]stored) {
+		{"dspark_deepspec", func(c map[string]any, _ map[string]testmodel.Tensor) { c["target_layer_ids"] = []int{0, 9} }, "reads layer 9"},
+		{"dspark_deepspec", func(c map[string]any, _ map[string]testmodel.Tensor) { c["hidden_size"] = 32 }, "hidden size is 32"},
+		{"dspark_deepspec", func(_ map[string]any, w map[string]testmodel.Tensor) { delete(w, "fc.weight") }, "fc.weight"},
+		{"dspark_deepspec", func(_ map[string]any, w map[string]testmodel.Tensor) {
+			w["gate.weight"] = testmodel.F32([]int{1, 1}, 1)
+		}, "gate.weight"},
+		{"dspark_deepspec", func(c map[string]any, _ map[string]testmodel.Tensor) { c["markov_head_type"] = "gated" }, "gated"},
+		{"dspark_deepspec", func(c map[string]any, _ map[string]testmodel.Tensor) { c["model_type"] = "mamba" }, "mamba"},
+		{"dspark_reduced", func(_ map[string]any, w map[string]testmodel.Tensor) { delete(w, "d2t") }, "d2t"},
+		{"dspark_reduced", func(c map[string]any, _ map[string]testmodel.Tensor) { delete(c, "draft_vocab_size") }, "d2t is there"},
+		{"dspark_redhat", func(c map[string]any, _ map[string]testmodel.Tensor) {
 			c["speculators_config"] = map[string]any{"algorithm": "eagle3"}
 		}, "eagle3"},
-		{"dspark_redhat", func(c map[string]any, w map[string]stored) {
+		{"dspark_redhat", func(c map[string]any, w map[string]testmodel.Tensor) {
 			c["transformer_layer_config"].(map[string]any)["vocab_size"] = 999
 		}, "999"},
-		{"dflash1", func(c map[string]any, _ map[string]stored) { c["vocab_size"] = 999 }, "999"},
-		{"dflash2", func(_ map[string]any, w map[string]stored) { delete(w, "candidate_selector.hidden_projection.weight") }, "hidden_projection"},
-		{"dflash1", func(c map[string]any, _ map[string]stored) { c["markov_rank"] = 8 }, "Markov"},
-		{"target_qwen3", func(c map[string]any, _ map[string]stored) {
+		{"dflash1", func(c map[string]any, _ map[string]testmodel.Tensor) { c["vocab_size"] = 999 }, "999"},
+		{"dflash2", func(_ map[string]any, w map[string]testmodel.Tensor) {
+			delete(w, "candidate_selector.hidden_projection.weight")
+		}, "hidden_projection"},
+		{"dflash1", func(c map[string]any, _ map[string]testmodel.Tensor) { c["markov_rank"] = 8 }, "Markov"},
+		{"target_qwen3", func(c map[string]any, _ map[string]testmodel.Tensor) {
 			c["architectures"], c["model_type"] = []string{"X"}, "nothing"
 		}, "lookup"},
 	} {
-		config, tensors := readCheckpoint(t, c.drafter)
+		config, tensors := testmodel.Read(t, specDir+"/checkpoints/"+c.drafter)
 		c.edit(config, tensors)
-		_, err := openPath(t, host, writeCheckpoint(t, config, tensors))
+		_, err := openPath(t, host, testmodel.Write(t, config, tensors))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, wants %q", c.drafter, err, c.want)
 		}
@@ -294,15 +225,15 @@ func TestOpenRefuses(t *testing.T) {
 // A draft model must know the target's tokens; padding may differ when the
 // caller vouches for the tokenizer.
 func TestClassicVocabulary(t *testing.T) {
-	config, tensors := readCheckpoint(t, "target_qwen3")
+	config, tensors := testmodel.Read(t, specDir+"/checkpoints/target_qwen3")
 	config["vocab_size"] = 288
 	for _, name := range []string{"model.embed_tokens.weight", "lm_head.weight"} {
 		s := tensors[name]
-		s.data = append(s.data, make([]byte, 16*64*2)...)
-		s.shape = []int{288, 64}
+		s.Data = append(s.Data, make([]byte, 16*64*2)...)
+		s.Shape = []int{288, 64}
 		tensors[name] = s
 	}
-	dir := writeCheckpoint(t, config, tensors)
+	dir := testmodel.Write(t, config, tensors)
 	host := openHost(t, compute.NewReference(), "target_qwen3")
 	if _, err := openPath(t, host, dir); err == nil || !strings.Contains(err.Error(), "288") || !strings.Contains(err.Error(), "272") {
 		t.Error(err)
