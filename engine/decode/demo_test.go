@@ -45,9 +45,9 @@ func (x *oracleContext) Observe(tokens []int32, _ compute.View, _ *compute.Stop)
 	x.seen += len(tokens)
 	return nil
 }
-func (x *oracleContext) Flush(*compute.Stop) error { return nil }
-func (x *oracleContext) Seq() *cache.Seq           { return nil }
-func (x *oracleContext) Close()                    {}
+func (x *oracleContext) Flush(*compute.Stop) error                { return nil }
+func (x *oracleContext) Finish(*compute.Stop) (*cache.Seq, error) { return nil, nil }
+func (x *oracleContext) Close()                                   {}
 
 func (x *oracleContext) Propose(r draft.Request) (draft.Proposal, error) {
 	var tokens []int32
