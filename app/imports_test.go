@@ -38,7 +38,7 @@ var allowed = map[string][]string{
 	"engine/draft":               {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/draft/ngram", "engine/layout", "engine/sample"},
 	"engine/draft/ngram":         {},
 	"engine/decode":              {"engine/arch", "engine/cache", "engine/calibrate", "engine/compute", "engine/draft", "engine/draft/ngram", "engine/layout", "engine/sample"},
-	"engine/internal/testneed":   {},
+	"engine/testneed":   {},
 }
 
 // outside lists modules that only some rooms may use.
