@@ -128,7 +128,7 @@ func (r *rig) seq() *cache.Seq {
 // step ran alone, in the order of the model's caches.
 func (r *rig) states() [][]float32 {
 	r.t.Helper()
-	if err := r.c.Settle(r.params); err != nil {
+	if err := r.c.Settle(); err != nil {
 		r.t.Fatal(err)
 	}
 	var all [][]float32

@@ -40,6 +40,7 @@ type Cache struct {
 	// whether it freed anything. Nil means it never does.
 	Evict func() bool
 
+	params  *compute.Params     // of Settle
 	scratch [2]*compute.Scratch // logs of verify steps; the last one lives until the next step
 	flip    int
 	pending *logged
@@ -65,6 +66,11 @@ type logged struct {
 func New(b compute.Backend, specs []compute.CacheSpec, o Options) (*Cache, error) {
 	if o.Positions <= 0 || o.Sequences <= 0 {
 		return nil, fmt.Errorf("cache for %d positions in %d sequences", o.Positions, o.Sequences)
+	}
+	for i, s := range specs {
+		if s.Kind != compute.CacheState && o.Bits > 0 && (o.Group <= 0 || s.KDim%o.Group != 0 || !s.VInK && s.VDim%o.Group != 0) {
+			return nil, fmt.Errorf("the cache of layer %d cannot be quantized in groups of %d: its heads have %d and %d columns; choose another group size or no quantization", i, o.Group, s.KDim, s.VDim)
+		}
 	}
 	c := &Cache{b: b, specs: specs, opts: o, kv: make([]compute.KV, len(specs)), state: make([]compute.View, len(specs)), group: make([]int, len(specs))}
 	pages := (o.Positions+compute.PageSize-1)/compute.PageSize + o.Sequences // each sequence may end inside a page
@@ -97,6 +103,7 @@ func New(b compute.Backend, specs []compute.CacheSpec, o Options) (*Cache, error
 		c.slots = append(c.slots, int32(s))
 	}
 	c.scratch = [2]*compute.Scratch{compute.NewScratch(b), compute.NewScratch(b)}
+	c.params = compute.NewParams(b)
 	return c, nil
 }
 
@@ -133,6 +140,9 @@ func (c *Cache) Close() {
 			s.Close()
 		}
 	}
+	if c.params != nil {
+		c.params.Close()
+	}
 }
 
 // Pages returns how many pages are in use and how many there are, over the
@@ -161,8 +171,8 @@ func (c *Cache) PositionBytes() int64 {
 	return n / compute.PageSize
 }
 
-// Trimmable reports whether a stored sequence can be cut to any shorter length:
-// nothing recurrent, no window that forgets.
+// Trimmable reports whether every sequence can be cut to any shorter length:
+// nothing recurrent, no window that forgets. Seq.CanTruncate knows more.
 func (c *Cache) Trimmable() bool {
 	for _, s := range c.specs {
 		if s.Kind != compute.CacheFull {
@@ -264,11 +274,14 @@ func (c *Cache) takeSlot(s *Seq) error {
 func (s *Seq) Len() int { return s.length }
 
 // Fork returns a sequence with the same past. Pages are shared and copied on
-// write; state is copied. Rows of a verify step must be committed before
-// (Settle).
+// write; state is copied, after a Settle. The sequence must not be one that
+// Cache.Evict may close.
 func (s *Seq) Fork() (*Seq, error) {
 	f := &Seq{c: s.c, length: s.length, tables: make([][]int32, len(s.tables)), slot: -1}
 	if s.slot >= 0 {
+		if err := s.c.Settle(); err != nil {
+			return nil, err
+		}
 		if err := s.c.takeSlot(f); err != nil {
 			return nil, err
 		}
@@ -289,13 +302,36 @@ func (s *Seq) Fork() (*Seq, error) {
 	return f, nil
 }
 
-// Truncate cuts a trimmable sequence to n positions (n <= Len).
-func (s *Seq) Truncate(n int) error {
+// CanTruncate reports whether the sequence can be cut to n positions: n is no
+// more than Len, nothing is recurrent, and windowed layers still have what the
+// next row would see.
+func (s *Seq) CanTruncate(n int) bool {
 	if n < 0 || n > s.length {
-		return fmt.Errorf("cannot cut a sequence of %d positions to %d", s.length, n)
+		return false
 	}
-	if n < s.length && !s.c.Trimmable() {
-		return errors.New("a sequence with recurrent or windowed layers cannot be cut")
+	if n == s.length {
+		return true
+	}
+	if s.slot >= 0 {
+		return false
+	}
+	for i, g := range s.c.groups {
+		if g.window == 0 {
+			continue
+		}
+		for j := max(n-g.window+1, 0) / compute.PageSize; j < blocks(n); j++ {
+			if s.tables[i][j] < 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Truncate cuts the sequence to n positions, if CanTruncate says so.
+func (s *Seq) Truncate(n int) error {
+	if !s.CanTruncate(n) {
+		return fmt.Errorf("a sequence of %d positions cannot be cut to %d", s.length, n)
 	}
 	s.length = n
 	s.release(blocks(n))
@@ -364,6 +400,10 @@ func (p Part) rows() int {
 // Plan lays out a step: it makes room for the rows of every part, records into
 // prog the state commits that the step before left behind, and returns what the
 // forward pass reads. The step's rows count only once Seq.Advance says so.
+//
+// When the program does not run to its end, recurrent state is undefined: the
+// sequences of this step and of the one before must be closed then, unless the
+// model has none.
 func (c *Cache) Plan(prog *compute.Program, params *compute.Params, parts []Part) (*compute.Step, error) {
 	st := &compute.Step{}
 	r := &st.Rows
@@ -489,14 +529,15 @@ func (c *Cache) commit(prog *compute.Program, params *compute.Params) error {
 }
 
 // Settle runs the state commits that the last step left behind, so that states
-// can be read, copied or stored.
-func (c *Cache) Settle(params *compute.Params) error {
+// can be read or copied. That step must have ended.
+func (c *Cache) Settle() error {
 	if c.pending == nil {
 		return nil
 	}
+	c.params.Next()
 	var prog compute.Program
 	prog.Reset("commit")
-	if err := c.commit(&prog, params); err != nil {
+	if err := c.commit(&prog, c.params); err != nil {
 		return err
 	}
 	return compute.Run(c.b, &prog, nil)

@@ -1,5 +1,7 @@
 package cache
 
+import "errors"
+
 // Store keeps the pasts of finished conversations for later requests that
 // begin alike. An entry is a bundle: the tokens, and the sequences that hold
 // them in each cache (the target's first, then the drafter's). Entries stay in
@@ -7,6 +9,7 @@ package cache
 type Store struct {
 	slots   int
 	entries []*bundle // most recently used first
+	taking  *bundle   // being forked: not to be evicted
 	stats   StoreStats
 }
 
@@ -46,7 +49,7 @@ func (s *Store) Take(prompt []int32) (reuse int, seqs []*Seq, err error) {
 	for i, e := range s.entries {
 		n := common(e.tokens, prompt)
 		n = min(n, len(prompt)-1)
-		if n < len(e.tokens) && !e.seqs[0].c.Trimmable() {
+		if !e.seqs[0].CanTruncate(n) {
 			continue
 		}
 		if n >= minReuse && n > reuse {
@@ -57,8 +60,12 @@ func (s *Store) Take(prompt []int32) (reuse int, seqs []*Seq, err error) {
 		return 0, nil, nil
 	}
 	e := s.entries[best]
+	copy(s.entries[1:best+1], s.entries[:best])
+	s.entries[0] = e
+	s.taking = e
+	defer func() { s.taking = nil }()
 	for i, q := range e.seqs {
-		if i > 0 && reuse < q.Len() && !q.c.Trimmable() {
+		if i > 0 && !q.CanTruncate(reuse) {
 			break
 		}
 		f, err := q.Fork()
@@ -68,12 +75,13 @@ func (s *Store) Take(prompt []int32) (reuse int, seqs []*Seq, err error) {
 		if err != nil {
 			f.Close()
 			closeAll(seqs)
+			if errors.Is(err, ErrFull) { // no slot for a second state: run the prompt anew
+				return 0, nil, nil
+			}
 			return 0, nil, err
 		}
 		seqs = append(seqs, f)
 	}
-	copy(s.entries[1:best+1], s.entries[:best])
-	s.entries[0] = e
 	s.stats.Hits++
 	s.stats.ReusedTokens += reuse
 	if reuse < len(e.tokens) {
@@ -83,8 +91,8 @@ func (s *Store) Take(prompt []int32) (reuse int, seqs []*Seq, err error) {
 }
 
 // Put stores a conversation and takes the sequences over. tokens are the
-// positions that each of them holds. Entries that the new one extends go; the
-// least recently used ones go when there are too many.
+// positions that each of them holds. Entries that the new one can serve instead
+// go; the least recently used ones go when there are too many.
 func (s *Store) Put(tokens []int32, seqs ...*Seq) {
 	if s.slots <= 0 || len(tokens) < minReuse || s.refuses(len(tokens)) {
 		closeAll(seqs)
@@ -92,7 +100,7 @@ func (s *Store) Put(tokens []int32, seqs ...*Seq) {
 	}
 	keep := s.entries[:0]
 	for _, e := range s.entries {
-		if common(e.tokens, tokens) == len(e.tokens) && e.trimmable() {
+		if n := len(e.tokens); common(e.tokens, tokens) == n && canTruncate(seqs, n) {
 			closeAll(e.seqs)
 			continue
 		}
@@ -116,10 +124,11 @@ func (s *Store) refuses(n int) bool {
 	return true
 }
 
-// Evict drops the least recently used entry; it reports whether there was one.
+// Evict drops the least recently used entry; it reports whether there was one
+// that could go.
 func (s *Store) Evict() bool {
 	n := len(s.entries)
-	if n == 0 {
+	if n == 0 || s.entries[n-1] == s.taking {
 		return false
 	}
 	closeAll(s.entries[n-1].seqs)
@@ -143,9 +152,9 @@ func (s *Store) Stats() StoreStats {
 	return st
 }
 
-func (e *bundle) trimmable() bool {
-	for _, q := range e.seqs {
-		if !q.c.Trimmable() {
+func canTruncate(seqs []*Seq, n int) bool {
+	for _, q := range seqs {
+		if !q.CanTruncate(n) {
 			return false
 		}
 	}
