@@ -110,17 +110,17 @@ func (s source) tokenizer(c *checkpoint.Checkpoint) (*tokenizer.Tokenizer, error
 // build loads a model from start to end. report is told about progress; a
 // cancelled context ends it between two tensors. Nothing of a failed build
 // remains.
-func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, LoadProgress)) (l *loaded, err error) {
+func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, LoadProgress)) (_ *loaded, err error) {
 	target, err := e.opts.locate(r.Model, "model")
 	if err != nil {
 		return nil, err
 	}
-	l = &loaded{jobs: make(chan func()), log: telemetry.NewLog(e.opts.Now()), kwargs: map[string]any{}}
+	l := &loaded{jobs: make(chan func()), log: telemetry.NewLog(e.opts.Now()), kwargs: map[string]any{}}
 	l.cold.Store(true)
+	served := false
 	defer func() {
-		if err != nil {
+		if err != nil && !served { // else its goroutine frees it
 			l.free()
-			l = nil
 		}
 	}()
 	c, err := target.open()
@@ -198,6 +198,7 @@ func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, Lo
 	if drafter != nil {
 		l.info.Drafter = drafter.id
 	}
+	served = true
 	go l.serve()
 	if value(r.Warmup, true) {
 		report(StateWarming, watched.progress)
