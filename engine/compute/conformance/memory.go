@@ -68,18 +68,32 @@ func (m *memory) guard(b *compute.Buffer, at int) {
 	m.guards = append(m.guards, guard{b, at})
 }
 
-// view returns rows x cols elements that hold NaN (F32) or nonsense (I32).
-func (m *memory) view(t layout.DType, rows, cols int) compute.View {
+// place returns room for rows x cols elements, with guards between the rows.
+func (m *memory) place(t layout.DType, rows, cols int) compute.View {
 	stride, shift := cols, 0
 	if m.layout == memSpread {
 		stride, shift = cols+5, 3
 	}
 	b, off := m.buffer("view", (rows*stride+shift)*4)
-	v := compute.View{Buf: b, Off: off + shift*4, Rows: rows, Cols: cols, Stride: stride, Type: t}
-	for i := range rows*stride + shift {
+	for i := range shift {
 		m.guard(b, off+i*4)
-		if i -= shift; i >= 0 && i%stride < cols {
-			m.guards = m.guards[:len(m.guards)-1] // an element is no guard
+	}
+	off += shift * 4
+	for r := range rows {
+		for c := cols; c < stride; c++ {
+			m.guard(b, off+(r*stride+c)*4)
+		}
+	}
+	return compute.View{Buf: b, Off: off, Rows: rows, Cols: cols, Stride: stride, Type: t}
+}
+
+// view returns rows x cols elements that hold NaN (F32) or nonsense (I32).
+func (m *memory) view(t layout.DType, rows, cols int) compute.View {
+	v := m.place(t, rows, cols)
+	for r := range rows {
+		row := v.Buf.Bytes[v.Off+r*v.Stride*4:][:cols*4]
+		for i := 0; i < len(row); i += 4 {
+			binary.LittleEndian.PutUint32(row[i:], guardWord)
 		}
 	}
 	return v
@@ -87,7 +101,7 @@ func (m *memory) view(t layout.DType, rows, cols int) compute.View {
 
 // floats returns a view with the elements of x.
 func (m *memory) floats(rows, cols int, x []float32) compute.View {
-	v := m.view(layout.F32, rows, cols)
+	v := m.place(layout.F32, rows, cols)
 	for r := range rows {
 		copy(v.F32(r), x[r*cols:(r+1)*cols])
 	}
@@ -96,7 +110,7 @@ func (m *memory) floats(rows, cols int, x []float32) compute.View {
 
 // pick returns a view with the chosen rows of x, each of cols elements.
 func (m *memory) pick(rows []int, cols int, x []float32) compute.View {
-	v := m.view(layout.F32, len(rows), cols)
+	v := m.place(layout.F32, len(rows), cols)
 	for i, r := range rows {
 		copy(v.F32(i), x[r*cols:(r+1)*cols])
 	}
@@ -107,7 +121,7 @@ func (m *memory) pick(rows []int, cols int, x []float32) compute.View {
 func (m *memory) ints(x ...int32) compute.View { return m.table(1, len(x), x) }
 
 func (m *memory) table(rows, cols int, x []int32) compute.View {
-	v := m.view(layout.I32, rows, cols)
+	v := m.place(layout.I32, rows, cols)
 	for r := range rows {
 		copy(v.I32(r), x[r*cols:(r+1)*cols])
 	}

@@ -56,16 +56,16 @@ func (f format) String() string {
 // formats is every weight format.
 var formats = func() []format {
 	all := []format{{scheme: layout.Dense, dtype: layout.F32}, {scheme: layout.Dense, dtype: layout.F16}, {scheme: layout.Dense, dtype: layout.BF16}}
+	all = append(all, format{layout.MXFP4, 4, 32, 0}, format{layout.MXFP8, 8, 32, 0}, format{layout.NVFP4, 4, 16, 0})
+	for _, b := range blocks {
+		all = append(all, format{b.scheme, b.bits, b.size, 0})
+	}
 	for _, bits := range []int{1, 2, 3, 4, 5, 6, 8} {
 		for _, group := range []int{32, 64, 128} {
 			for _, t := range []layout.DType{layout.F32, layout.F16, layout.BF16} {
 				all = append(all, format{layout.Affine, bits, group, t})
 			}
 		}
-	}
-	all = append(all, format{layout.MXFP4, 4, 32, 0}, format{layout.MXFP8, 8, 32, 0}, format{layout.NVFP4, 4, 16, 0})
-	for _, b := range blocks {
-		all = append(all, format{b.scheme, b.bits, b.size, 0})
 	}
 	return all
 }()
@@ -78,8 +78,13 @@ var fewFormats = []format{
 	{layout.Q4_0, 4, 32, 0}, {layout.Q8_0, 8, 32, 0}, {layout.Q4_K, 4, 256, 0}, {layout.Q6_K, 6, 256, 0},
 }
 
-// unit is what the columns of a format are a multiple of.
-func (f format) unit() int { return max(f.group, 1) }
+// unit is what the columns of a format are a multiple of: whole groups, and 32.
+func (f format) unit() int {
+	if f.scheme == layout.Dense {
+		return 1
+	}
+	return max(f.group, 32)
+}
 
 // pack makes a random weight of the format.
 func (f format) pack(r *rand.Rand, batch, rows, cols int) packed {
@@ -346,21 +351,29 @@ func (p *packed) packBlocks(r *rand.Rand, k block) {
 
 func fromBF16(h uint16) float64 { return float64(math.Float32frombits(uint32(h) << 16)) }
 
-func fromF16(h uint16) float64 {
-	s, exp, frac := 1.0, int(h>>10&31), float64(h&1023)/1024
-	if h&0x8000 != 0 {
-		s = -1
+func fromF16(h uint16) float64 { return f16Values[h] }
+
+// f16Values are the values of all half floats.
+var f16Values = func() *[1 << 16]float64 {
+	var all [1 << 16]float64
+	for h := range all {
+		s, exp, frac := 1.0, h>>10&31, float64(h&1023)/1024
+		if h&0x8000 != 0 {
+			s = -1
+		}
+		switch {
+		case exp == 31 && frac == 0:
+			all[h] = math.Inf(int(s))
+		case exp == 31:
+			all[h] = math.NaN()
+		case exp == 0:
+			all[h] = s * math.Ldexp(frac, -14)
+		default:
+			all[h] = s * math.Ldexp(1+frac, exp-15)
+		}
 	}
-	switch {
-	case exp == 31 && frac == 0:
-		return math.Inf(int(s))
-	case exp == 31:
-		return math.NaN()
-	case exp == 0:
-		return s * math.Ldexp(frac, -14)
-	}
-	return s * math.Ldexp(1+frac, exp-15)
-}
+	return &all
+}()
 
 func toBF16(x float32) uint16 { return nearest(x, 0x7f80, fromBF16) }
 func toF16(x float32) uint16  { return nearest(x, 0x7c00, fromF16) }

@@ -250,8 +250,9 @@ func (s *suite) lostSlots(c stateCase) {
 func (s *suite) commit(c stateCase) {
 	widths := []int{9, 1, 8, 2}
 	// the state after each number of tokens, and the outputs
-	plain, after := played{}, make([][][]float32, stateTokens+1)
-	for n := range stateTokens + 1 {
+	const most = 9 + 9 + 3 // tokens that the steps below get to
+	plain, after := played{}, make([][][]float32, most+1)
+	for n := range most + 1 {
 		var step stateStep
 		for q := range stateSeqs {
 			step.chunks = append(step.chunks, chunk{q, 0, n})
@@ -262,6 +263,10 @@ func (s *suite) commit(c stateCase) {
 			return
 		}
 		plain, after[n] = p, p.states
+	}
+	var logs [stateSeqs][][]approx
+	for q := range logs {
+		_, logs[q], _ = c.want(q)
 	}
 	for j := range 10 {
 		s.cases++
@@ -316,10 +321,9 @@ func (s *suite) commit(c stateCase) {
 			}
 			if n == 0 {
 				for q := range stateSeqs {
-					_, logs, _ := c.want(q)
-					for t := range logs {
+					for t, want := range logs[q] {
 						if log := got.logs[q*stateTokens+t]; log != nil {
-							s.judge(name+", log", q*stateTokens+t, log, logs[t], s.opt.Tol)
+							s.judge(name+", log", q*stateTokens+t, log, want, s.opt.Tol)
 						}
 					}
 				}
