@@ -15,7 +15,7 @@
 // What must never live here: anything that knows what a message, a role or a
 // tool is (that is package chat), file access, template loading and
 // inheritance, HTML autoescaping. Left out on purpose: the lipsum global and
-// the urlize filter, which no chat template needs.
+// the filters urlize and pprint, which no chat template needs.
 //
 // Read Template first: Compile makes one, Render uses it. Map, the ordered
 // dict that values are built from, comes second.

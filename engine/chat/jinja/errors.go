@@ -6,18 +6,16 @@ import "fmt"
 // the reference environment would raise.
 type Kind int
 
-// The kinds of failure. Only SyntaxError and AssertionError come out of
-// Compile; a template that compiles can still fail with AssertionError when
-// it reaches an unknown filter inside a conditional.
+// The kinds of failure. Compile fails with the first two and LimitError.
 const (
 	SyntaxError    Kind = iota + 1 // the source is not a template
-	AssertionError                 // unknown filter or test
+	AssertionError                 // unknown filter or test, found while compiling
 	Raised                         // the template called raise_exception
 	UndefinedError                 // an undefined value was used, not just printed
 	SecurityError                  // mutation or access to interpreter internals
 	TypeError                      // an operation on values of the wrong type
 	ValueError                     // a value out of an operation's domain, division by zero included
-	RuntimeError                   // any other failure of a filter or tag
+	RuntimeError                   // any other failure of a filter or tag, such as an unknown one inside a conditional
 	LimitError                     // a limit of this renderer was reached
 )
 

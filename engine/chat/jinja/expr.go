@@ -167,7 +167,7 @@ func (e *filterExpr) eval(r *run, s *scope) any {
 	r.line = int(e.line)
 	r.step(0)
 	if e.fn == nil {
-		r.fail(AssertionError, "no filter named '%s'", e.name)
+		r.fail(RuntimeError, "no filter named '%s'", e.name)
 	}
 	return e.fn(r, obj, a)
 }
@@ -180,7 +180,7 @@ func (e *testExpr) eval(r *run, s *scope) any {
 	r.line = int(e.line)
 	r.step(0)
 	if e.fn == nil {
-		r.fail(AssertionError, "no test named '%s'", e.name)
+		r.fail(RuntimeError, "no test named '%s'", e.name)
 	}
 	return e.fn(r, obj, a)
 }

@@ -114,11 +114,10 @@ func init() {
 			r.bind("list", a, 0)
 			return r.list(v)
 		},
-		"lower":  textFilter("lower", (*run).lower),
-		"map":    mapFilter,
-		"max":    extreme("max", ">"),
-		"min":    extreme("min", "<"),
-		"pprint": func(r *run, v any, a args) any { r.bind("pprint", a, 0); return r.repr(v) },
+		"lower": textFilter("lower", (*run).lower),
+		"map":   mapFilter,
+		"max":   extreme("max", ">"),
+		"min":   extreme("min", "<"),
 		"random": func(r *run, v any, a args) any {
 			r.bind("random", a, 0)
 			n := r.length(v)
@@ -258,13 +257,7 @@ func (r *run) generate(name string, items []any) *generator {
 
 // reversed is Python's reversed(v), or a reversed list of what only iterates.
 func (r *run) reversed(v any) any {
-	var items []any
-	switch v := v.(type) {
-	case string, markup:
-		items = r.list(v)
-	default:
-		items = r.list(v)
-	}
+	items := r.list(v)
 	i := len(items)
 	return &generator{"list_reverseiterator", func() (any, bool) {
 		if i == 0 {
@@ -349,19 +342,25 @@ func flag(r *run, v any) bool { return v != missing && r.truth(v) }
 
 func sortFilter(r *run, v any, a args) any {
 	b := r.bind("sort", a, 0, "reverse", "case_sensitive", "attribute")
-	key := r.sortKey(b[2], missing, b[1])
-	if s, ok := text(b[2]); ok && strings.Contains(s, ",") {
-		var keys []func(any) any
+	attributes := []any{b[2]}
+	if s, ok := text(b[2]); ok {
+		attributes = nil
 		for _, at := range strings.Split(s, ",") {
-			keys = append(keys, r.sortKey(at, missing, b[1]))
+			attributes = append(attributes, at)
 		}
-		key = func(v any) any {
-			t := make([]any, len(keys))
-			for i, k := range keys {
-				t[i] = k(v)
-			}
-			return t
+	}
+	keys := make([]func(any) any, len(attributes))
+	for i, at := range attributes {
+		keys[i] = r.sortKey(at, missing, b[1])
+	}
+	// The key is a list even for one attribute: lists of undefined values
+	// compare as equal, where the values alone do not compare.
+	key := func(v any) any {
+		t := make([]any, len(keys))
+		for i, k := range keys {
+			t[i] = k(v)
 		}
+		return t
 	}
 	return r.sorted(r.list(v), key, flag(r, b[0]))
 }
@@ -437,8 +436,8 @@ func groupbyFilter(r *run, v any, a args) any {
 		for j < len(items) && r.equal(k, key(items[j])) {
 			j++
 		}
-		group := items[i:j:j]
-		out = append(out, tuple{show(group[0]), group})
+		members := items[i:j:j]
+		out = append(out, &group{show(members[0]), members})
 		i = j
 	}
 	return out
@@ -488,7 +487,7 @@ func mapFilter(r *run, v any, a args) any {
 		name := r.str(a.pos[0])
 		fn := filters[name]
 		if fn == nil {
-			r.fail(AssertionError, "no filter named '%s'", clip(name))
+			r.fail(RuntimeError, "no filter named '%s'", clip(name))
 		}
 		rest := args{a.pos[1:], a.kw}
 		f = func(v any) any { return fn(r, v, rest) }
@@ -523,7 +522,7 @@ func selectFilter(name string, byAttr, want bool) filter {
 			tn := r.str(a.pos[0])
 			fn := tests[tn]
 			if fn == nil {
-				r.fail(AssertionError, "no test named '%s'", clip(tn))
+				r.fail(RuntimeError, "no test named '%s'", clip(tn))
 			}
 			rest := args{a.pos[1:], a.kw}
 			pass = func(v any) bool { return r.truth(fn(r, v, rest)) }
@@ -638,11 +637,10 @@ func intFilter(r *run, v any, a args) any {
 	if s, ok := text(v); ok {
 		r.work(len(s))
 		base := r.wantInt("base", b[1], 10)
-		if base != 0 && (base < 2 || base > 36) {
-			r.fail(ValueError, "base must be 0 or between 2 and 36")
-		}
-		if i, ok := parseInt(s, base); ok {
-			return i
+		if base == 0 || base >= 2 && base <= 36 {
+			if i, ok := parseInt(s, base); ok {
+				return i
+			}
 		}
 	} else if i, ok := asInt(v); ok {
 		return normInt(i)
@@ -747,14 +745,14 @@ func truncateFilter(r *run, v any, a args) any {
 	if b[3] != missing && b[3] != nil {
 		leeway = r.wantInt("leeway", b[3], 5)
 	}
-	s := r.wantText("the text to truncate", v)
 	endLen := utf8.RuneCountInString(end)
 	if length < endLen || leeway < 0 {
 		r.fail(ValueError, "truncate needs a length of at least %d and no negative leeway", endLen)
 	}
-	if n := r.length(s); n <= length || n-length <= leeway {
+	if n := r.length(v); n >= 0 && (n <= length || n-length <= leeway) {
 		return v
 	}
+	s := r.wantText("the text to truncate", v)
 	cut := r.slice(s, sliceValue{nil, int64(length - endLen), nil}).(string)
 	if !flag(r, b[1]) {
 		if i := strings.LastIndexByte(cut, ' '); i >= 0 {
@@ -801,6 +799,9 @@ func (r *run) stripTags(s string) string {
 
 func (r *run) fileSize(v any, binary bool) string {
 	size, ok := r.toFloat(v)
+	if _, isText := text(v); !ok && !isText {
+		r.fail(TypeError, "filesizeformat needs a number, not %s", typeName(v))
+	}
 	if !ok || math.IsNaN(size) || math.IsInf(size, 0) {
 		r.fail(ValueError, "filesizeformat needs a number")
 	}

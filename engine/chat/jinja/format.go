@@ -545,7 +545,9 @@ func (f *formatter) field(s string, depth int) string {
 		break
 	}
 	v := f.value(name)
-	format = f.format(format, depth-1)
+	if strings.ContainsAny(format, "{}") {
+		format = f.format(format, depth-1)
+	}
 	switch conv {
 	case 0:
 	case 's':
@@ -646,9 +648,6 @@ func (r *run) formatValue(v any, format string) string {
 		}
 		return r.padText(sp, cutRunes(r.str(v), sp.precision))
 	case bool, int64, *big.Int:
-		if b, ok := v.(bool); ok && sp.verb == 0 {
-			return r.padText(sp, r.str(b))
-		}
 		b, _ := asInt(v)
 		switch sp.verb {
 		case 0, 'd', 'n', 'x', 'X', 'o', 'b':

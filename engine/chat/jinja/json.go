@@ -82,6 +82,8 @@ func (w *jsonWriter) value(v any, newline string) {
 		w.list(v, newline)
 	case tuple:
 		w.list(v, newline)
+	case *group:
+		w.list(v.tuple(), newline)
 	case *Map:
 		w.dict(v, newline)
 	default:
@@ -199,7 +201,7 @@ func (w *jsonWriter) str(s string) {
 			b.WriteString(`\b`)
 		case c == '\f':
 			b.WriteString(`\f`)
-		case c < 0x20 || w.ascii && c >= 0x7f && c < 0x10000 && c != 0x7f:
+		case c < 0x20 || w.ascii && c >= 0x7f && c < 0x10000:
 			fmt.Fprintf(&b, `\u%04x`, c)
 		case w.ascii && c >= 0x10000:
 			c -= 0x10000

@@ -14,7 +14,7 @@ type Limits struct {
 // DefaultLimits are far above what any published chat template needs for a
 // conversation that fills a million-token window.
 var DefaultLimits = Limits{
-	Source: 4 << 20,
+	Source: 1 << 20,
 	Steps:  50_000_000,
 	Depth:  4000,
 	Output: 64 << 20,

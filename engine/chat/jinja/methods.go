@@ -13,21 +13,17 @@ import (
 // method is a method of a builtin type.
 type method func(r *run, self any, a args) any
 
-// dunders are the attributes that every Python object has and that lead out
-// of the sandbox: reaching for one is a security error.
-var dunders = map[string]bool{}
-
-func init() {
-	for _, n := range strings.Fields(`__class__ __delattr__ __dict__ __dir__ __doc__ __eq__ __format__ __ge__
-		__getattribute__ __getstate__ __gt__ __hash__ __init__ __init_subclass__ __le__ __lt__ __module__ __ne__
-		__new__ __reduce__ __reduce_ex__ __repr__ __setattr__ __sizeof__ __str__ __subclasshook__ __add__
-		__contains__ __getitem__ __getnewargs__ __iter__ __len__ __mod__ __mul__ __rmod__ __rmul__ __delitem__
-		__iadd__ __imul__ __reversed__ __setitem__ __or__ __ior__ __ror__ __class_getitem__ __call__ __code__
-		__globals__ __closure__ __builtins__ __func__ __self__ __annotations__ __defaults__ __kwdefaults__
-		__qualname__ __name__ __get__ __abs__ __bool__ __int__ __float__ __index__`) {
-		dunders[n] = true
-	}
-}
+// dunders are attributes that every Python object has, and functionDunders
+// those of functions and types. They lead out of the sandbox: reaching for one
+// is a security error.
+var (
+	dunders = names(`__class__ __delattr__ __dict__ __dir__ __doc__ __eq__ __format__ __ge__ __getattribute__
+		__getstate__ __gt__ __hash__ __init__ __init_subclass__ __le__ __lt__ __module__ __ne__ __new__ __reduce__
+		__reduce_ex__ __repr__ __setattr__ __sizeof__ __str__ __subclasshook__ __add__ __contains__ __getitem__
+		__iter__ __len__ __mod__ __mul__ __call__ __bool__ __int__ __float__`)
+	functionDunders = names(`__annotations__ __builtins__ __closure__ __code__ __defaults__ __func__ __get__
+		__globals__ __kwdefaults__ __name__ __qualname__ __self__ __subclasses__ __mro__ __bases__ __base__`)
+)
 
 var (
 	strMethods, listMethods, tupleMethods, dictMethods, viewMethods, floatMethods, intMethods map[string]method
@@ -46,10 +42,8 @@ func names(s string) map[string]bool {
 // attribute returns a Python attribute of obj; one the sandbox forbids comes
 // back undefined, so that using it fails.
 func (r *run) attribute(obj any, name string) (any, bool) {
-	if dunders[name] {
-		if _, ok := obj.(undefined); !ok {
-			return unsafeAttr(obj, name), true
-		}
+	if _, undef := obj.(undefined); dunders[name] || functionDunders[name] && !undef {
+		return unsafeAttr(obj, name), true
 	}
 	var table map[string]method
 	switch o := obj.(type) {
@@ -65,7 +59,15 @@ func (r *run) attribute(obj any, name string) (any, bool) {
 			return unsafeAttr(obj, name), true
 		}
 		table = listMethods
-	case tuple:
+	case tuple, rangeValue:
+		table = tupleMethods
+	case *group:
+		switch name {
+		case "grouper":
+			return o.grouper, true
+		case "list":
+			return o.list, true
+		}
 		table = tupleMethods
 	case dictView:
 		table = viewMethods
@@ -96,6 +98,8 @@ func (r *run) attribute(obj any, name string) (any, bool) {
 		}
 	case *cycler:
 		switch name {
+		case "items":
+			return tuple(o.items), true
 		case "current":
 			return o.items[o.pos], true
 		case "next":
@@ -167,7 +171,9 @@ func (r *run) capitalize(s string) string {
 	} else {
 		first = cases.Title(language.Und, cases.NoLower).String(first)
 	}
-	return first + r.lower(s[n:])
+	// Lowered as a whole, because the form of a letter can depend on the one
+	// before it.
+	return first + strings.TrimPrefix(r.lower(s), toLower(s[:n]))
 }
 
 // titleCase is Python's str.title.

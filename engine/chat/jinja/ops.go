@@ -73,6 +73,8 @@ func (r *run) length(v any) int {
 		return len(v)
 	case tuple:
 		return len(v)
+	case *group:
+		return 2
 	case *Map:
 		return v.Len()
 	case dictView:
@@ -86,6 +88,8 @@ func (r *run) length(v any) int {
 	}
 	return -1
 }
+
+func (g *group) tuple() tuple { return tuple{g.grouper, g.list} }
 
 func (v rangeValue) at(i int) int64 { return v.start + int64(i)*v.step }
 
@@ -108,6 +112,8 @@ func (r *run) iterate(v any) func() (any, bool) {
 		return list(v)
 	case tuple:
 		return list(v)
+	case *group:
+		return list(v.tuple())
 	case *Map:
 		return list(v.keys)
 	case dictView:
@@ -233,6 +239,12 @@ func (r *run) setKey(m *Map, key, val any) {
 // equal is Python's ==.
 func (r *run) equal(a, b any) bool {
 	r.step(0)
+	if g, ok := a.(*group); ok {
+		a = g.tuple()
+	}
+	if g, ok := b.(*group); ok {
+		b = g.tuple()
+	}
 	if isNumber(a) && isNumber(b) {
 		return r.compareNumbers(a, b) == 0
 	}
@@ -478,6 +490,11 @@ func (r *run) item(obj, key any) any {
 			}
 		}
 	}
+	if g, ok := obj.(*group); ok {
+		if _, named := key.(string); !named {
+			return r.item(g.tuple(), key)
+		}
+	}
 	r.useUndefined(obj)
 	if _, ok := key.(sliceValue); ok {
 		if _, isMap := obj.(*Map); isMap {
@@ -611,7 +628,7 @@ func (r *run) slice(seq any, sl sliceValue) any {
 	case tuple:
 		return tuple(pick(s))
 	case rangeValue:
-		return rangeValue{s.start + int64(lo)*s.step, s.step * int64(step), int64(count)}
+		return rangeValue{s.at(lo), s.at(hi), s.step * int64(step), int64(count)}
 	case markup:
 		return markup(r.slice(string(s), sl).(string))
 	}
@@ -827,6 +844,8 @@ func (r *run) writeRepr(b *strings.Builder, v any) {
 		} else {
 			items("(", v, ")")
 		}
+	case *group:
+		r.writeRepr(b, v.tuple())
 	case *Map:
 		r.enter()
 		r.put(b, "{")
@@ -846,9 +865,9 @@ func (r *run) writeRepr(b *strings.Builder, v any) {
 		r.put(b, "Undefined")
 	case rangeValue:
 		if v.step == 1 {
-			r.put(b, fmt.Sprintf("range(%d, %d)", v.start, v.at(int(v.count))))
+			r.put(b, fmt.Sprintf("range(%d, %d)", v.start, v.stop))
 		} else {
-			r.put(b, fmt.Sprintf("range(%d, %d, %d)", v.start, v.at(int(v.count)), v.step))
+			r.put(b, fmt.Sprintf("range(%d, %d, %d)", v.start, v.stop, v.step))
 		}
 	case *namespace:
 		r.put(b, "<Namespace ")

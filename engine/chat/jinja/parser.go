@@ -329,6 +329,9 @@ func (p *parser) ifTag() stmt {
 func (p *parser) forTag(at line) stmt {
 	n := &forStmt{line: at}
 	n.to = p.target(false, []string{"in"})
+	if n.to.name == "loop" {
+		panic(&Error{AssertionError, int(at), "the loop variable cannot be called 'loop'"})
+	}
 	if !p.skipName("in") {
 		p.fail("expected 'in' after the loop variable, found %s", p.cur().describe())
 	}

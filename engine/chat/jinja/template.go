@@ -112,7 +112,7 @@ func init() {
 		if count > uint64(r.lim.Range) {
 			r.fail(LimitError, "range of more than %d items", r.lim.Range)
 		}
-		return rangeValue{int64(lo), int64(step), int64(count)}
+		return rangeValue{int64(lo), int64(hi), int64(step), int64(count)}
 	})
 	fn("cycler", func(r *run, a args) any {
 		if len(a.pos) == 0 || len(a.kw) > 0 {

@@ -60,7 +60,7 @@ func init() {
 		"mapping": is("mapping", func(v any) bool { _, ok := v.(*Map); return ok }),
 		"sequence": is("sequence", func(v any) bool {
 			switch v.(type) {
-			case string, markup, []any, tuple, *Map, rangeValue:
+			case string, markup, []any, tuple, *Map, rangeValue, *group, undefined:
 				return true
 			}
 			return false

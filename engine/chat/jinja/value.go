@@ -38,7 +38,13 @@ type (
 		call func(r *run, a args) any
 	}
 
-	rangeValue struct{ start, step, count int64 }
+	rangeValue struct{ start, stop, step, count int64 }
+
+	// group is one pair of groupby: a tuple whose items also have names.
+	group struct {
+		grouper any
+		list    []any
+	}
 
 	// generator yields a sequence once, as Python's generators do.
 	generator struct {
@@ -445,6 +451,8 @@ func typeName(v any) string {
 		return "list"
 	case tuple:
 		return "tuple"
+	case *group:
+		return "_GroupTuple"
 	case *Map:
 		return "dict"
 	case undefined:
