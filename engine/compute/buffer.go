@@ -2,6 +2,7 @@ package compute
 
 import (
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -44,7 +45,8 @@ func (b *Buffer) Release() {
 func (b *Buffer) Close() { b.once.Do(b.Release) }
 
 // View is a matrix inside a buffer: Rows rows of Cols elements, Stride elements
-// apart, starting at byte Off. The zero View means "not given".
+// apart, starting at byte Off. The zero View means "not given". Off is a multiple
+// of the element's size, nothing more.
 type View struct {
 	Buf                *Buffer
 	Off                int // bytes
@@ -63,6 +65,9 @@ func (v View) Given() bool { return v.Buf != nil }
 
 // Slice returns rows [lo, hi).
 func (v View) Slice(lo, hi int) View {
+	if lo < 0 || hi < lo || hi > v.Rows {
+		return v.invalid()
+	}
 	v.Off += lo * v.Stride * v.Type.Size()
 	v.Rows = hi - lo
 	return v
@@ -70,6 +75,9 @@ func (v View) Slice(lo, hi int) View {
 
 // Columns returns columns [lo, hi) of every row.
 func (v View) Columns(lo, hi int) View {
+	if lo < 0 || hi < lo || hi > v.Cols {
+		return v.invalid()
+	}
 	v.Off += lo * v.Type.Size()
 	v.Cols = hi - lo
 	return v
@@ -77,7 +85,17 @@ func (v View) Columns(lo, hi int) View {
 
 // Reshape returns the same densely packed elements as rows x cols.
 func (v View) Reshape(rows, cols int) View {
+	if rows < 0 || cols < 0 || rows*cols != v.Rows*v.Cols || (v.Rows > 1 && v.Stride != v.Cols) {
+		return v.invalid()
+	}
 	v.Rows, v.Cols, v.Stride = rows, cols, cols
+	return v
+}
+
+// invalid returns a view that no op accepts: a part was asked for that does not
+// exist. The program that uses it then fails with its name.
+func (v View) invalid() View {
+	v.Rows = -1
 	return v
 }
 
@@ -157,6 +175,9 @@ func (s *Scratch) F32(rows, cols int) (View, error) { return s.get(layout.F32, r
 func (s *Scratch) I32(rows, cols int) (View, error) { return s.get(layout.I32, rows, cols) }
 
 func (s *Scratch) get(t layout.DType, rows, cols int) (View, error) {
+	if rows < 0 || cols < 0 || cols > 0 && rows > math.MaxInt32/cols {
+		return View{}, fmt.Errorf("activation memory: %d x %d elements", rows, cols)
+	}
 	const align = 64
 	need := (rows*cols*t.Size() + align - 1) / align * align
 	for s.chunk < len(s.chunks) && s.used+need > len(s.chunks[s.chunk].Bytes) {
@@ -210,6 +231,9 @@ func (p *Params) Ints(rows int, v []int32) (View, error) {
 	cols := 0
 	if rows > 0 {
 		cols = len(v) / rows
+	}
+	if rows*cols != len(v) {
+		return View{}, fmt.Errorf("step numbers: %d do not fill %d rows", len(v), rows)
 	}
 	w, err := p.ring[p.at].I32(rows, cols)
 	if err != nil {
