@@ -184,7 +184,12 @@ func (e *Engine) CountTokens(_ context.Context, p engine.Prompt) (int, error) {
 func (e *Engine) Status() engine.Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.status
+	st := e.status
+	if st.Model != nil {
+		m := *st.Model
+		st.Model = &m
+	}
+	return st
 }
 
 // Load pretends to load the model that is asked for.
