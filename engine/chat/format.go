@@ -68,10 +68,10 @@ const chatML = `{%- if tools %}
     {%- elif not (tools and loop.first and message.role == 'system') %}
         {{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}
         {%- for tool_call in message.tool_calls or [] %}
-            {%- set call = tool_call.function or tool_call %}
+            {%- set tool_call = tool_call.function or tool_call %}
             {%- if message.content or not loop.first %}{{- '\n' }}{%- endif %}
-            {{- '<tool_call>\n{"name": ' + call.name | tojson + ', "arguments": ' }}
-            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '<tool_call>\n{"name": ' + tool_call.name | tojson + ', "arguments": ' }}
+            {{- tool_call.arguments if tool_call.arguments is string else tool_call.arguments | tojson }}
             {{- '}\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\n' }}

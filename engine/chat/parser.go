@@ -1,6 +1,7 @@
 package chat
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -482,6 +483,9 @@ func (p *Parser) encode(parsed []parsedCall) ([]Call, error) {
 		if err != nil {
 			return nil, err
 		}
+		if !json.Valid([]byte(args)) {
+			return nil, fmt.Errorf("the arguments of '%s' hold a number that JSON cannot express", c.name)
+		}
 		calls = append(calls, Call{c.id, c.name, args})
 	}
 	return calls, nil
@@ -557,30 +561,28 @@ func (p *Parser) stepHeader(final bool) bool {
 
 // stepBetween expects the next header; other text belongs to the answer.
 func (p *Parser) stepBetween(final bool) bool {
-	marks := []string{channelStart, channelName, channelMessage}
-	i, m := first(p.buf, marks)
-	if i < 0 {
-		n := 0
-		if !final {
-			n = heldBack(p.buf, marks)
-		}
-		s := p.buf[:len(p.buf)-n]
-		p.buf = p.buf[len(s):]
-		if strings.Trim(s, blankChars) != "" || !p.o.Rules.Trim {
-			p.state = inText
-			p.pass(s)
-		}
-		return p.state == inText && p.buf != ""
+	lead := strings.TrimLeft(p.buf, blankChars)
+	if !p.o.Rules.Trim {
+		p.pass(p.buf[:len(p.buf)-len(lead)])
 	}
-	s := p.buf[:i]
-	p.buf = p.buf[i+len(m):]
+	p.buf = lead
+	if lead == "" {
+		return false
+	}
+	for _, m := range [...]string{channelStart, channelName, channelMessage} {
+		if rest, ok := strings.CutPrefix(lead, m); ok {
+			p.buf = rest
+			p.state, p.header = inHeader, ""
+			if m == channelMessage {
+				p.state = inText // a body without a header
+			}
+			return true
+		}
+		if !final && strings.HasPrefix(m, lead) {
+			return false
+		}
+	}
 	p.state = inText
-	if strings.Trim(s, blankChars) != "" {
-		p.pass(s)
-	}
-	if m != channelMessage {
-		p.state, p.header = inHeader, ""
-	}
 	return true
 }
 

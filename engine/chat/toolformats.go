@@ -980,7 +980,7 @@ var (
 	atemParam  = regexp.MustCompile(`<atem:parameter\b[^>]*?\bname="([^"]+)"[^>]*?>`)
 )
 
-func parseAtem(body string, _ schemas) ([]parsedCall, error) {
+func parseAtem(body string, s schemas) ([]parsedCall, error) {
 	var calls []parsedCall
 	for rest := body; ; {
 		m := atemInvoke.FindStringSubmatchIndex(rest)
@@ -1007,7 +1007,9 @@ func parseAtem(body string, _ schemas) ([]parsedCall, error) {
 			}
 			raw := rest[:i]
 			rest = rest[i+len("</atem:parameter>"):]
-			if v, err := jinja.DecodeJSON([]byte(raw)); err == nil {
+			if v, err := jinja.DecodeJSON([]byte(raw)); isStringParam(s, c.name, key) {
+				args.Set(key, raw)
+			} else if err == nil {
 				args.Set(key, v)
 			} else {
 				args.Set(key, strings.TrimSpace(raw))
