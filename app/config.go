@@ -42,6 +42,7 @@ func modelFlags(cmd *cobra.Command) {
 	f.Int("context-window", 0, "longest prompt and answer in tokens (0 = the model's own)")
 	f.Int("kv-bits", 0, "quantize the KV cache to 4 or 8 bits (0 = not)")
 	f.Int("drafter-window", 4096, "positions of context that a draft block attends (0 = all)")
+	f.Int("drafter-bits", 4, "quantize a drafter head at load (0 = keep its precision)")
 	f.Bool("warmup", true, "run a short generation after loading")
 	f.Bool("no-warmup", false, "skip the warm-up")
 	f.Bool("no-thinking", false, "thinking off by default")
@@ -60,7 +61,9 @@ func loadRequest(v *viper.Viper) (engine.LoadRequest, error) {
 	if r.Model == "" {
 		r.Model = demoID
 	}
-	if s := v.GetString("max-draft"); s != "" && s != "auto" {
+	if s := v.GetString("max-draft"); s == "auto" {
+		r.MaxDraft = pointer(0)
+	} else if s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil {
 			return r, &usageError{fmt.Errorf("--max-draft must be an integer or 'auto', got '%s'", s)}
@@ -79,6 +82,9 @@ func loadRequest(v *viper.Viper) (engine.LoadRequest, error) {
 	r.ContextWindow = pointer(v.GetInt("context-window"))
 	r.KVBits = pointer(v.GetInt("kv-bits"))
 	r.DrafterWindow = pointer(v.GetInt("drafter-window"))
+	if v.IsSet("drafter-bits") {
+		r.DrafterBits = pointer(v.GetInt("drafter-bits"))
+	}
 	r.Warmup = pointer(v.GetBool("warmup") && !v.GetBool("no-warmup"))
 	if v.GetBool("no-thinking") {
 		r.EnableThinking = pointer(false)

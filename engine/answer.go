@@ -16,9 +16,9 @@ type answer struct {
 	put func(Delta)
 
 	pending []Delta // of the present round; text pieces are joined
-	stream *tokenizer.Stream
-	stop   *chat.Stopper
-	parser *chat.Parser // nil: the text is passed on as it is
+	stream  *tokenizer.Stream
+	stop    *chat.Stopper
+	parser  *chat.Parser // nil: the text is passed on as it is
 
 	tokens    []Token
 	ended     bool // by an end token or a stop string

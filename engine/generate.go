@@ -126,7 +126,7 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 		return decode.Job{}, bad
 	}
 	k := l.controls
-	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup}
+	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup, Controller: k.controller}
 	if err := l.run.Check(&j); err != nil {
 		return decode.Job{}, &Error{Kind: ErrInvalid, Message: err.Error(), Cause: err}
 	}

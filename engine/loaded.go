@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"sparkbar/engine/arch"
+	"sparkbar/engine/calibrate"
 	"sparkbar/engine/chat"
 	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/decode"
 	"sparkbar/engine/draft"
 	"sparkbar/engine/layout"
+	"sparkbar/engine/models"
 	"sparkbar/engine/telemetry"
 	"sparkbar/engine/tokenizer"
 )
@@ -54,6 +56,7 @@ type controls struct {
 	threshold  float64
 	lookup     bool
 	maxContext int
+	controller *calibrate.Controller // nil = cap is fixed; used on the model's goroutine only
 }
 
 // generationDefaults are the sampling values of generation_config.json.
@@ -172,7 +175,12 @@ func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, Lo
 	cacheTokens = max(cacheTokens, window)
 	var d draft.Drafter
 	if dc != nil {
-		d, err = draft.OpenDSpark(dc, draft.Host{Model: l.model, Backend: watched, Positions: cacheTokens + 64, Sequences: max(e.opts.Slots, 0) + 2, Window: value(r.DrafterWindow, defaultDrafterWindow)})
+		bits := 4 // as mlx-dspark quantizes heads at load
+		if drafter.path == "" {
+			bits = 0 // the demo's is small already
+		}
+		d, err = draft.Open(dc, draft.Host{Model: l.model, Backend: watched, Positions: cacheTokens + 64, Sequences: max(e.opts.Slots, 0) + 2,
+			Window: models.Window(r.DrafterWindow), Bits: value(r.DrafterBits, bits), Tokens: l.tok.VocabSize()})
 		if err != nil {
 			return nil, loadError(err)
 		}
@@ -200,6 +208,12 @@ func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, Lo
 	}
 	served = true
 	go l.serve()
+	if d != nil && r.MaxDraft != nil && *r.MaxDraft == 0 {
+		if err := l.control(ctx, mode); err != nil {
+			close(l.jobs)
+			return nil, loadError(err)
+		}
+	}
 	if value(r.Warmup, true) {
 		report(StateWarming, watched.progress)
 		if err := l.warmUp(ctx); err != nil {
@@ -211,31 +225,45 @@ func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, Lo
 	return l, nil
 }
 
-// defaultDrafterWindow is how many rows of context a draft block attends: heads
-// are trained on short contexts and lose acceptance beyond.
-const defaultDrafterWindow = 4096
-
 // pair resolves the mode and the drafter of a request. An empty mode means
-// what the drafter turns out to be.
+// what the drafter turns out to be. A drafter that only the table of published
+// pairs names is used when it is on this machine; auto does without it.
 func (o *Options) pair(r LoadRequest) (*source, string, error) {
-	mode := r.Mode
-	if mode == "auto" {
-		mode = ""
+	auto := r.Mode == "" || r.Mode == "auto"
+	if b, ok := o.Builtins[r.Model]; ok && b.Drafter != nil && r.Drafter == "" && (auto || r.Mode == "dspark") {
+		return &source{id: r.Model + "-drafter", builtin: b.Drafter}, "dspark", nil
 	}
-	if mode == "baseline" || mode == "lookup" {
-		return nil, mode, nil
+	choice, err := models.Resolve(r.Model, r.Mode, r.Drafter)
+	if err != nil {
+		return nil, "", &Error{Kind: ErrInvalid, Field: "drafter", Message: err.Error(), Cause: err}
 	}
-	if r.Drafter != "" {
-		s, err := o.locate(r.Drafter, "drafter")
-		return &s, mode, err
+	if choice.Drafter == "" {
+		return nil, choice.Mode, nil
 	}
-	if b, ok := o.Builtins[r.Model]; ok && b.Drafter != nil && (mode == "" || mode == "dspark") {
-		return &source{id: r.Model + "-drafter", builtin: b.Drafter}, mode, nil
+	s, err := o.locate(choice.Drafter, "drafter")
+	switch {
+	case err != nil && r.Drafter == "" && auto:
+		return nil, "lookup", nil
+	case err != nil:
+		return nil, "", err
+	case auto:
+		return &s, "", nil
 	}
-	if mode != "" {
-		return nil, "", &Error{Kind: ErrInvalid, Field: "drafter", Message: fmt.Sprintf("mode %s needs a drafter and none is known for %s; name one with 'drafter', or use mode lookup (no drafter needed) or baseline", mode, r.Model)}
-	}
-	return nil, "lookup", nil
+	return &s, choice.Mode, nil
+}
+
+// control sets up the controller of the draft cap on curves measured now.
+func (l *loaded) control(ctx context.Context, mode string) (err error) {
+	l.do(func() {
+		costs, e := l.run.Measure(ctx)
+		if e == nil {
+			e = costs.Validate()
+		}
+		if err = e; err == nil {
+			l.controls.controller = calibrate.NewController(costs, calibrate.ControllerConfig{MaxCap: l.run.Drafter().MaxDraft(), Park: mode == "dspark"})
+		}
+	})
+	return err
 }
 
 func (l *loaded) describe(r LoadRequest, c *checkpoint.Checkpoint, d draft.Drafter, mode string, window int) {
@@ -271,7 +299,7 @@ func (l *loaded) describe(r LoadRequest, c *checkpoint.Checkpoint, d draft.Draft
 		l.kwargs["reasoning_effort"] = *v
 	}
 	k := &l.controls
-	k.threshold, k.lookup, k.maxContext = value(r.ConfidenceThreshold, 0), value(r.LookupDrafts, d != nil && mode == "dspark"), window
+	k.threshold, k.lookup, k.maxContext = value(r.ConfidenceThreshold, 0), value(r.LookupDrafts, d != nil && mode == "dspark" && models.LookupDrafts(r.Model)), window
 	k.cap = value(r.MaxDraft, 0)
 	switch mode {
 	case "baseline":
@@ -283,6 +311,9 @@ func (l *loaded) describe(r LoadRequest, c *checkpoint.Checkpoint, d draft.Draft
 		if k.cap == 0 || k.cap > d.MaxDraft() {
 			k.cap = d.MaxDraft()
 		}
+		if r.MaxDraft != nil && *r.MaxDraft == 0 {
+			k.cap = 0
+		}
 	}
 	l.info = ModelInfo{ID: modelID(r.Model), Target: r.Model, Mode: mode, Architecture: l.model.Type, ContextWindow: window,
 		MaxDraft: k.cap, LookupDrafts: k.lookup, Confidence: k.threshold, KVBits: value(r.KVBits, 0), Warmup: value(r.Warmup, true),
@@ -291,7 +322,7 @@ func (l *loaded) describe(r LoadRequest, c *checkpoint.Checkpoint, d draft.Draft
 		SupportsReasoning: l.format.Thinks(), SupportsTools: l.format.ToolParser() != ""}
 	if d != nil {
 		l.info.DrafterBytes = d.WeightBytes()
-		l.info.DrafterWindow = value(r.DrafterWindow, defaultDrafterWindow)
+		l.info.DrafterWindow = models.Window(r.DrafterWindow)
 	}
 }
 
