@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -269,4 +270,47 @@ func toolsOf(t *testing.T, kw *jinja.Map) []any {
 	v, _ := kw.Get("tools")
 	list, _ := v.([]any)
 	return list
+}
+
+// TestRecordedAnswers parses what the toy model of the recorded exchanges
+// writes, in every tool-call notation, without knowing the model's family, and
+// wants the messages that were recorded.
+func TestRecordedAnswers(t *testing.T) {
+	tools := decode(t, `[{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}},
+		{"type": "function", "function": {"name": "write_file", "parameters": {"type": "object", "properties": {"path": {"type": "string"}, "content": {"type": "string"},
+		"lines": {"type": "integer"}, "force": {"type": "boolean"}, "tags": {"type": "array"}}}}}]`).([]any)
+	f, err := NewFormat(Config{HasToken: func(s string) bool { return s == "<think>" || s == "</think>" }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		answer, text string
+		args         []string
+	}{
+		{"<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n</tool_call>", "", []string{`{"city": "Paris", "days": 3}`}},
+		{"Let me check both.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 1}}\n</tool_call>",
+			"Let me check both.", []string{`{"city": "Rome"}`, `{"city": "Oslo", "days": 1}`}},
+		{"<tool_call>\n<function=write_file>\n<parameter=path>\nnotes.txt\n</parameter>\n<parameter=content>\nline one\nline two\n</parameter>\n<parameter=lines>\n12\n</parameter>\n<parameter=force>\ntrue\n</parameter>\n</function>\n</tool_call>",
+			"", []string{`{"path": "notes.txt", "content": "line one\nline two", "lines": 12, "force": true}`}},
+		{`<|tool_call>call:write_file{path:<|"|>notes.txt<|"|>,lines:3,force:true}<tool_call|>`, "", []string{`{"path": "notes.txt", "lines": 3, "force": true}`}},
+		{"<atem:function_calls>\n<atem:invoke name=\"write_file\">\n<atem:parameter name=\"path\">notes.txt</atem:parameter>\n<atem:parameter name=\"lines\">7</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+			"", []string{`{"path": "notes.txt", "lines": 7}`}},
+		{`<function name="write_file"><param name="path">notes.txt</param><param name="content"><![CDATA[a < b]]></param><param name="lines">5</param></function>`,
+			"", []string{`{"path": "notes.txt", "content": "a < b", "lines": 5}`}},
+		{`<|tool_call_start|>[write_file(path="notes.txt", lines=9, tags=["a", "b"])]<|tool_call_end|>`, "", []string{`{"path": "notes.txt", "lines": 9, "tags": ["a", "b"]}`}},
+		{"Saving now.\n<tool_call>\n{\"name\": \"write_file\", \"arguments\": {\"path\": notes.txt}}\n</tool_call>\nDone.",
+			"Saving now.\n<tool_call>\n{\"name\": \"write_file\", \"arguments\": {\"path\": notes.txt}}\n</tool_call>\nDone.", nil},
+		{"<tool_call>\n{\"name\": \"get_weather\", \"arguments", "<tool_call>\n{\"name\": \"get_weather\", \"arguments", nil},
+	} {
+		for n := 1; n < 9; n++ {
+			m := feed(f, "<think>\nUse it.\n</think>\n\n"+c.answer, n, ParserOptions{Rules: SparkbarRules, Calls: true, Tools: tools})
+			var args []string
+			for _, call := range m.Calls {
+				args = append(args, call.Arguments)
+			}
+			if m.Thought != "\nUse it.\n" || m.Text != c.text || !slices.Equal(args, c.args) {
+				t.Errorf("%q: got %+v; want %q and %q", c.answer, m, c.text, c.args)
+			}
+		}
+	}
 }
