@@ -129,7 +129,7 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 		row_bytes: C.int64_t(rowBytes), scale_bytes: C.int64_t(scaleBytes), global: C.float(m.GlobalScale),
 	}
 	w := &compute.Weight{Matrix: m, Handle: h}
-	if !b.exact && m.Scheme == layout.Affine && (m.Bits == 4 || m.Bits == 8) && m.Rows > 0 && m.Cols > 0 {
+	if !b.exact && b.level.pack != nil && m.Scheme == layout.Affine && (m.Bits == 4 || m.Bits == 8) && m.Rows > 0 && m.Cols > 0 {
 		n := int(C.sb_pack(b.level, h.c, nil))
 		if h.packed, err = mapMemory(n); err != nil {
 			b.Unload(w)
@@ -261,11 +261,13 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 		flag = (*C.int32_t)(unsafe.Pointer(stop.Flag()))
 	}
 	if n := b.lower.n; C.sb_run(b.pool, b.lower.ops(), C.int64_t(n), flag) != 0 {
-		return compute.Done{Err: compute.ErrStopped}, nil
+		return stopped, nil
 	}
 	runtime.KeepAlive(p)
-	return compute.Done{}, nil
+	return done, nil
 }
+
+var done, stopped compute.Pending = compute.Done{}, compute.Done{Err: compute.ErrStopped}
 
 // Close ends the threads and frees the memory. Closing twice does nothing.
 func (b *backend) Close() error {

@@ -13,7 +13,7 @@
 //
 // Weights are read where they lie, in the checkpoint's layout. Unless Exact is
 // asked for, 4- and 8-bit affine weights are also packed once (int8.h) and meet
-// activations rounded to int8 per row and 32 columns.
+// activations rounded to int8 per row and 32 columns (not on the scalar level).
 //
 // Without cgo, or where this package has no kernels, New returns the pure-Go
 // reference backend.

@@ -1,4 +1,5 @@
-// Affine 4- and 8-bit weights times int8 activations.
+// Affine 4- and 8-bit weights times int8 activations. (The scalar level has no
+// instructions that would make this pay, and stays with float32.)
 //
 // Activations: each 32 elements of a row have one scale (largest magnitude /
 // 127), int8 codes and scale * (sum of the codes). A row takes cols bytes of
@@ -15,6 +16,9 @@
 
 INL int64_t elem_size(int dtype) { return dtype == SB_F32 ? 4 : 2; }
 INL vf v_elems(const uint8_t *p, int dtype) { return dtype == SB_F32 ? v_ld(p) : dtype == SB_F16 ? v_half(p) : v_bhalf(p); }
+
+#if defined(SB_AVX512) || defined(SB_AVX2) || defined(SB_NEON)
+#define SB_INT8 1
 
 static int64_t pack(sb_weight *w, uint8_t *dst) {
 	const int64_t es = elem_size(w->dtype), groups = w->cols / w->group, group_bytes = w->group * w->bits / 8;
@@ -203,20 +207,6 @@ INL void dots(int bits, int m, const uint8_t *w, const int8_t *const *x, int64_t
 		d[i] = (vi)a;
 	}
 }
-#else
-#define SIGNED8 0
-INL void dots(int bits, int m, const uint8_t *w, const int8_t *const *x, int64_t at, vi *d) {
-	for (int i = 0; i < m; i++) {
-		int32_t sum[W] = {0};
-		for (int j = 0; j < 8; j++)
-			for (int l = 0; l < W; l++)
-				for (int k = 0; k < 4; k++) {
-					int code = bits == 8 ? w[4 * W * j + 4 * l + k] : w[4 * W * (j / 2) + 4 * l + k] >> (j % 2 * 4) & 15;
-					sum[l] += code * x[i][at + 4 * j + k];
-				}
-		d[i] = *(const vi_any *)sum;
-	}
-}
 #endif
 
 // z[i*ldz .. +W] = block times row i of m rows.
@@ -269,3 +259,4 @@ static void int8_tile(int m, const sb_weight *w, const uint8_t *block, const int
 		TILES_OF(8, SB_BF16)
 	}
 }
+#endif

@@ -23,7 +23,9 @@ const sb_level LEVEL = {
 	.run = {
 		[SB_EMBED] = run_embed,
 		[SB_NORM] = run_norm,
+#if defined(SB_INT8)
 		[SB_QUANT] = run_quant,
+#endif
 		[SB_LINEAR] = run_linear,
 		[SB_ROPETABLE] = run_ropetable,
 		[SB_ROPE] = run_rope,
@@ -51,5 +53,7 @@ const sb_level LEVEL = {
 		[SB_TOPK] = finish_topk,
 		[SB_LSE] = finish_lse,
 	},
+#if defined(SB_INT8)
 	.pack = pack,
+#endif
 };

@@ -124,38 +124,38 @@ static void run_linear(const void *args, int64_t chunk, uint8_t *scratch) {
 	}
 	float *wbuf = (float *)scratch, *ubuf = wbuf + OUT_BLOCK * ldw, *abuf = ubuf + OUT_BLOCK * ldw;
 	float z[ROW_TILE * OUT_BLOCK] __attribute__((aligned(64))), u[ROW_TILE * OUT_BLOCK] __attribute__((aligned(64)));
-	const int64_t block = a->q ? W : rows <= 4 ? 4 : OUT_BLOCK;
+#if defined(SB_INT8)
+	const int int8 = a->q != 0;
+#else
+	const int int8 = 0;
+#endif
+	const int64_t block = int8 ? W : rows <= 4 ? 4 : OUT_BLOCK;
 	for (int64_t o = o0; o < o1; o += block) {
 		const int64_t n = min64(block, o1 - o);
-		const uint8_t *wq = NULL, *uq = NULL;
-		if (a->q) {
-			wq = (const uint8_t *)w->packed + matrix * w->packed_batch + o / W * w->packed_block;
+		for (int64_t j = 0; j < n && !int8; j++) {
+			dequant_row(w, matrix * w->rows + o + j, wbuf + j * ldw);
 			if (up)
-				uq = (const uint8_t *)up->packed + matrix * up->packed_batch + o / W * up->packed_block;
-		} else
-			for (int64_t j = 0; j < n; j++) {
-				dequant_row(w, matrix * w->rows + o + j, wbuf + j * ldw);
-				if (up)
-					dequant_row(up, matrix * up->rows + o + j, ubuf + j * ldw);
-			}
+				dequant_row(up, matrix * up->rows + o + j, ubuf + j * ldw);
+		}
 		for (int64_t i = 0, m; i < rows; i += m) {
-			m = a->q ? int8_rows(rows - i) : rows - i >= 4 ? 4 : rows - i >= 2 ? 2 : 1;
-			const void *x[ROW_TILE];
-			for (int64_t j = 0; j < m; j++) {
-				const int64_t r = pairs ? pairs[i + j] / a->x_div : i + j, col = a->heads ? matrix * k : 0;
-				if (a->q)
-					x[j] = (const int8_t *)a->q + r * a->q_row; // HeadLinear never comes here
-				else
-					x[j] = row(a->x, r) + col;
-			}
-			if (a->q) {
-				int8_tile(m, w, wq, (const int8_t *const *)x, z, OUT_BLOCK);
+			if (int8) {
+#if defined(SB_INT8)
+				m = int8_rows(rows - i);
+				const int8_t *x[ROW_TILE];
+				for (int64_t j = 0; j < m; j++) // HeadLinear never comes here
+					x[j] = (const int8_t *)a->q + (pairs ? pairs[i + j] / a->x_div : i + j) * a->q_row;
+				int8_tile(m, w, (const uint8_t *)w->packed + matrix * w->packed_batch + o / W * w->packed_block, x, z, OUT_BLOCK);
 				if (up)
-					int8_tile(m, up, uq, (const int8_t *const *)x, u, OUT_BLOCK);
+					int8_tile(m, up, (const uint8_t *)up->packed + matrix * up->packed_batch + o / W * up->packed_block, x, u, OUT_BLOCK);
+#endif
 			} else {
-				tile(n, m, wbuf, ldw, (const float *const *)x, k, z);
+				m = rows - i >= 4 ? 4 : rows - i >= 2 ? 2 : 1;
+				const float *x[ROW_TILE];
+				for (int64_t j = 0; j < m; j++)
+					x[j] = row(a->x, pairs ? pairs[i + j] / a->x_div : i + j) + (a->heads ? matrix * k : 0);
+				tile(n, m, wbuf, ldw, x, k, z);
 				if (up)
-					tile(n, m, ubuf, ldw, (const float *const *)x, k, u);
+					tile(n, m, ubuf, ldw, x, k, u);
 			}
 			for (int64_t j = 0; j < m; j++) {
 				const int64_t r = pairs ? pairs[i + j] : i + j;

@@ -267,7 +267,7 @@ typedef struct {
 	sb_chunk_fn run[SB_KINDS];
 	sb_finish_fn finish[SB_KINDS]; // once, after the last chunk
 	// Packs a 4- or 8-bit affine weight (see int8.h); returns its bytes. dst 0: only
-	// fills in the sizes.
+	// fills in the sizes. NULL: the level has no int8 kernels.
 	int64_t (*pack)(sb_weight *w, uint8_t *dst);
 } sb_level;
 
