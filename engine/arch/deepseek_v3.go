@@ -56,7 +56,7 @@ func deepseekV3(cfg checkpoint.Config, l *Loader) *Model {
 		NormEps: 1e-20, Scale: float32(cfg.FloatOr("routed_scaling_factor", 1)),
 	}
 	rule.Normalize = cfg.BoolOr("norm_topk_prob", true) && rule.TopK > 1
-	for what, size := range map[string]int{"hidden_size": hidden, "vocab_size": vocab, "num_attention_heads": heads, "kv_lora_rank": rank,
+	for what, size := range map[string]int{"hidden_size": hidden, "num_hidden_layers": n, "vocab_size": vocab, "num_attention_heads": heads, "kv_lora_rank": rank,
 		"qk_nope_head_dim": nope, "qk_rope_head_dim": turn, "v_head_dim": value, "moe_layer_freq": freq} {
 		l.Positive(what, size)
 	}

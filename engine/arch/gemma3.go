@@ -39,6 +39,7 @@ func gemma3(cfg checkpoint.Config, l *Loader) *Model {
 		scale   = float32(1 / math.Sqrt(text.FloatOr("query_pre_attn_scalar", 256)))
 	)
 	l.Positive("hidden_size", hidden)
+	l.Positive("num_hidden_layers", n)
 	l.Positive("vocab_size", vocab)
 	l.Positive("sliding_window_pattern", pattern)
 	l.heads(heads, kvHeads, dim)

@@ -58,6 +58,7 @@ func gemma4(cfg checkpoint.Config, l *Loader) *Model {
 		moe      = text.BoolOr("enable_moe_block", false)
 	)
 	l.Positive("hidden_size", hidden)
+	l.Positive("num_hidden_layers", n)
 	l.Positive("vocab_size", vocab)
 	l.Positive("sliding_window_pattern", pattern)
 	l.heads(heads, kvHeads, dim)

@@ -32,6 +32,7 @@ func gptOSS(cfg checkpoint.Config, l *Loader) *Model {
 		rule    = compute.MoERoute{Kind: compute.SoftmaxTop, TopK: cfg.IntOr("num_experts_per_tok", 4), Scale: 1}
 	)
 	l.Positive("hidden_size", hidden)
+	l.Positive("num_hidden_layers", n)
 	l.Positive("vocab_size", vocab)
 	l.heads(heads, kvHeads, dim)
 	l.experts(experts, rule.TopK)
@@ -107,6 +108,9 @@ func (l *Loader) gptOSSExperts(e *Experts, p string, n, hidden, inter int) {
 		return
 	}
 	both := l.matrix(p+"gate_up_proj", n, 2*inter, hidden)
+	if l.err != nil {
+		return
+	}
 	even, odd := make([]int, inter), make([]int, inter)
 	for i := range inter {
 		even[i], odd[i] = 2*i, 2*i+1

@@ -42,6 +42,7 @@ func lfm2(cfg checkpoint.Config, l *Loader) *Model {
 		full     = cfg.Ints("full_attn_idxs")
 	)
 	l.Positive("hidden_size", hidden)
+	l.Positive("num_hidden_layers", n)
 	l.Positive("vocab_size", vocab)
 	l.Positive("num_attention_heads", heads)
 	l.Positive("conv_L_cache", kernel)

@@ -41,6 +41,7 @@ func readLlama(cfg checkpoint.Config, l *Loader) llamaConfig {
 		window:      cfg.IntOr("sliding_window", 0),
 	}
 	l.Positive("hidden_size", c.hidden)
+	l.Positive("num_hidden_layers", c.layers)
 	l.Positive("num_attention_heads", c.heads)
 	l.Positive("vocab_size", c.vocab)
 	if l.err != nil {

@@ -367,9 +367,12 @@ func (l *Loader) Close() {
 
 var errConfig = errors.New("config.json")
 
+// maxSize bounds every size of a configuration, far above any real one.
+const maxSize = 1 << 24
+
 // Positive checks sizes that everything else is computed from.
 func (l *Loader) Positive(what string, n int) {
-	if n <= 0 {
-		l.Fail("%w: %s must be positive, is %d", errConfig, what, n)
+	if n <= 0 || n > maxSize {
+		l.Fail("%w: %s must be positive and at most %d, is %d", errConfig, what, maxSize, n)
 	}
 }

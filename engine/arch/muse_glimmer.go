@@ -42,6 +42,7 @@ func museGlimmer(cfg checkpoint.Config, l *Loader) *Model {
 		thetas  = text.Floats("layer_rope_theta")
 	)
 	l.Positive("hidden_size", hidden)
+	l.Positive("num_hidden_layers", n)
 	l.Positive("vocab_size", vocab)
 	l.heads(heads, kvHeads, dim)
 	l.perLayer("layer_types", len(types), n)

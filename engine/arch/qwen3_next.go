@@ -6,6 +6,7 @@ import (
 
 	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
 )
 
 // qwen3Next is the hybrid of qwen3_5.go with the projections of a gated-delta
@@ -59,7 +60,12 @@ func qwen3Next(cfg checkpoint.Config, l *Loader) *Model {
 // each key head, in_proj_qkvz holds rows of q, k, and of its value heads' v and
 // z; in_proj_ba those of b and a.
 func (l *Loader) splitByKeyHead(p string, c qwenHybridConfig) (qkv, z, b, a Linear) {
-	per := c.vHeads / max(c.kHeads, 1) // value heads of a key head
+	qkvz := l.matrix(p+"in_proj_qkvz", 0, 2*c.kHeads*c.kDim+2*c.vHeads*c.vDim, c.hidden)
+	ba := l.matrix(p+"in_proj_ba", 0, 2*c.vHeads, c.hidden)
+	if l.err != nil {
+		return qkv, z, b, a
+	}
+	per := c.vHeads / c.kHeads // value heads of a key head
 	var q, k, v, zs, bs, as []int
 	for h := range c.kHeads {
 		at := h * (2*c.kDim + 2*per*c.vDim)
@@ -74,14 +80,6 @@ func (l *Loader) splitByKeyHead(p string, c qwenHybridConfig) (qkv, z, b, a Line
 		at = h * 2 * per
 		bs, as = append(bs, next(per)...), append(as, next(per)...)
 	}
-	qkvz := l.matrix(p+"in_proj_qkvz", 0, 2*c.kHeads*c.kDim+2*c.vHeads*c.vDim, c.hidden)
-	ba := l.matrix(p+"in_proj_ba", 0, 2*c.vHeads, c.hidden)
-	pick := func(m []int, from int) Linear {
-		src := qkvz
-		if from == 1 {
-			src = ba
-		}
-		return Linear{W: l.load(l.pick(src, m))}
-	}
-	return pick(slices.Concat(q, k, v), 0), pick(zs, 0), pick(bs, 1), pick(as, 1)
+	pick := func(m layout.Matrix, rows []int) Linear { return Linear{W: l.load(l.pick(m, rows))} }
+	return pick(qkvz, slices.Concat(q, k, v)), pick(qkvz, zs), pick(ba, bs), pick(ba, as)
 }

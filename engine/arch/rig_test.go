@@ -202,6 +202,16 @@ func (g tensors) flat(t *testing.T, name string) []float32 {
 	return all
 }
 
+// ids returns the tensor of token ids.
+func (g tensors) ids(t *testing.T) []int32 {
+	t.Helper()
+	var ids []int32
+	for _, x := range g.flat(t, "ids") {
+		ids = append(ids, int32(x))
+	}
+	return ids
+}
+
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(path)
