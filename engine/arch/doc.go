@@ -7,9 +7,11 @@
 // with the shape that the configuration promises and that none is left over,
 // and hands the weights to a backend. Model.Forward records one step.
 //
-// forward.go holds the few phrases that forward passes are written in (a norm,
-// a linear map, attention over the cache, the residual tap); rope.go the rotary
-// frequencies of every scaling kind; load.go the weight Loader.
+// forward.go holds the phrases that forward passes are written in (a norm, a
+// linear map, attention over the cache, the residual tap), moe.go those of
+// experts, recurrent.go those of convolutions and recurrences; rope.go the
+// rotary frequencies of every scaling kind; load.go the weight Loader.
+// docs/add-a-model.md says how to add a family.
 //
 // Never here: kernels, caching policy, sampling, text.
 //

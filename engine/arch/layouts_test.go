@@ -351,3 +351,28 @@ func unstackMLP(f file, _ *string) {
 		f.unstack("mlp.", name, name)
 	}
 }
+
+// TestGGUF: a GGUF file gives what its conversion to MLX's layout gives.
+func TestGGUF(t *testing.T) {
+	const path = "../checkpoint/testdata/gguf/tiny-llama."
+	ck, err := checkpoint.Open(path + "gguf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := string(ck.RawConfig())
+	if err := ck.Close(); err != nil {
+		t.Fatal(err)
+	}
+	twin := readTensors(t, path+"safetensors").write(t, config)
+	for _, b := range backends(t) {
+		want, got := newRig(t, b, twin, cache.Options{Type: layout.F32}), newRig(t, b, path+"gguf", cache.Options{Type: layout.F32})
+		ids := randomIDs(40, want.m.Vocab)
+		p, q := want.seq(), got.seq()
+		rows := want.step(p, ids, len(ids))
+		for i, row := range got.step(q, ids, len(ids)) {
+			near(t, fmt.Sprintf("row %d", i), row, rows[i], 1e-4)
+		}
+		p.Close()
+		q.Close()
+	}
+}

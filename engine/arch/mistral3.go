@@ -11,7 +11,7 @@ import (
 // mistral3 wraps a vision tower around a language model of type ministral3 or,
 // for the others, llama.
 func mistral3(cfg checkpoint.Config, l *Loader) *Model {
-	l.TextTower("vision_tower", "multi_modal_projector", "vision_encoder", "patch_merger")
+	l.TextTower("vision_tower", "multi_modal_projector", "vision_encoder", "patch_merger", "image_newline")
 	text := textConfig(cfg)
 	tied := text.BoolOr("tie_word_embeddings", cfg.BoolOr("tie_word_embeddings", false))
 	switch kind := text.StringOr("model_type", "mistral"); kind {
