@@ -530,7 +530,7 @@ func (o *observer) Errorf(format string, args ...any) {
 }
 
 // observe runs the part of the suite that is named op.
-func observe(t *testing.T, b compute.Backend, op string) (first string) {
+func observe(t *testing.T, b compute.Backend, op string, opt Options) (first string) {
 	t.Helper()
 	var o observer
 	defer func() {
@@ -543,7 +543,7 @@ func observe(t *testing.T, b compute.Backend, op string) (first string) {
 	}()
 	for _, g := range groups {
 		if g.op == op {
-			s := newSuite(b, Options{}, &o)
+			s := newSuite(b, opt, &o)
 			g.run(s)
 			s.finish(op)
 			return
@@ -560,7 +560,7 @@ func TestFaultsAreFound(t *testing.T) {
 	for _, fl := range faults {
 		t.Run(fl.op+"/"+fl.name, func(t *testing.T) {
 			f := &faulty{Reference: compute.NewReference(), fault: fl}
-			first := observe(t, f, fl.op)
+			first := observe(t, f, fl.op, Options{})
 			switch {
 			case f.err != nil:
 				t.Fatalf("the fault is not planted well: %v", f.err)
@@ -590,7 +590,7 @@ func TestNoFault(t *testing.T) {
 			continue
 		}
 		f := &faulty{Reference: compute.NewReference(), fault: fault{run: func(f *faulty, op compute.Op) { f.do(op) }}}
-		if first := observe(t, f, g.op); first != "" {
+		if first := observe(t, f, g.op, Options{}); first != "" {
 			t.Errorf("%s: %s", g.op, first)
 		}
 	}
@@ -605,4 +605,47 @@ func TestNothingRun(t *testing.T) {
 		}
 	}()
 	newSuite(compute.NewReference(), Options{}, &o).finish("Nothing")
+}
+
+// TestRelaxedPrefill: with Options.RelaxedPrefill prefill rows may have bits of
+// their own, but still the same ones each time, and the right values.
+func TestRelaxedPrefill(t *testing.T) {
+	runs := 0
+	for _, c := range []struct {
+		name   string
+		damage func(x []float32, prefill bool)
+		passes bool
+	}{
+		{"bits of their own", func(x []float32, prefill bool) {
+			if prefill {
+				nudge(x, 0)
+			}
+		}, true},
+		{"other bits each time", func(x []float32, prefill bool) {
+			if runs++; prefill && runs%2 == 0 {
+				nudge(x, 0)
+			}
+		}, false},
+		{"wrong values", func(x []float32, prefill bool) {
+			if prefill {
+				x[0] *= 1.001
+			}
+		}, false},
+		{"decode rows too", func(x []float32, prefill bool) {
+			if runs++; !prefill && runs%2 == 0 {
+				nudge(x, 0)
+			}
+		}, false},
+	} {
+		f := &faulty{Reference: compute.NewReference(), fault: fault{run: on(func(f *faulty, o compute.Linear) {
+			f.do(o)
+			for r := range o.X.Rows {
+				c.damage(o.Out.F32(r), r >= o.Prefill)
+			}
+		})}}
+		first := observe(t, f, "Linear", Options{RelaxedPrefill: true})
+		if f.err != nil || (first == "") != c.passes {
+			t.Errorf("%s: %q, %v", c.name, first, f.err)
+		}
+	}
 }
