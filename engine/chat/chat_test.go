@@ -139,9 +139,13 @@ func TestAnswers(t *testing.T) {
 			if len(whole.Broken) != a.broken {
 				t.Errorf("broken: %v; want %d", whole.Broken, a.broken)
 			}
-			for n := 1; n <= 12; n++ {
-				got := feed(f, a.text, n, o)
+			for n := 1; n <= 24; n++ {
+				o.StreamCalls = n > 12
+				got := feed(f, a.text, n%12+1, o)
 				got.Broken = nil
+				if len(got.Calls) == 0 {
+					got.Calls = nil
+				}
 				if !reflect.DeepEqual(got, a.want) {
 					t.Fatalf("in pieces of %d:\ngot  %+v\nwant %+v", n, got, a.want)
 				}
@@ -164,6 +168,81 @@ func TestEventOrder(t *testing.T) {
 		fmt.Sprint(CallStart, " 1 g"), fmt.Sprint(CallArgs, " 1 "), fmt.Sprint(CallEnd, " 1 ")}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+// TestStreamCalls wants the arguments of long calls reported while they are
+// being written.
+func TestStreamCalls(t *testing.T) {
+	tools := decode(t, `[{"function": {"name": "write", "parameters": {"properties": {"path": {"type": "string"}, "n": {"type": "integer"}, "text": {"type": "string"}}}}}]`).([]any)
+	long := strings.Repeat("Line with \"quotes\", \\ and é😀.\n", 200)
+	args := jinja.NewMap()
+	args.Set("path", "a.txt")
+	args.Set("n", int64(12))
+	args.Set("text", long)
+	calls := []parsedCall{{name: "write", args: args}}
+	texts := map[string]string{"harmony": "<|start|>assistant<|channel|>commentary to=functions.write<|message|>" + toJSON(args) + "<|call|>"}
+	for _, name := range []string{"json_tools", "qwen3_coder"} {
+		texts[name] = toolFormatNamed(name).render(calls)
+	}
+	for name, text := range texts {
+		c := Config{ToolParser: name}
+		if name == "harmony" {
+			c = harmonyFormat
+		}
+		f := newFormat(t, c)
+		o := ParserOptions{Calls: true, Tools: tools, StreamCalls: true, Rules: SparkbarRules}
+		for _, n := range []int{1, 3, 7, 50} {
+			p := f.NewParser(o)
+			got, deltas, first := "", 0, 0
+			for at := 0; at < len(text); at += n {
+				for _, e := range p.Feed(text[at:min(at+n, len(text))]) {
+					if e.Kind == CallArgs {
+						got += e.Text
+						if deltas++; deltas == 1 {
+							first = at
+						}
+					} else if e.Kind == CallDrop {
+						t.Fatalf("%s: the call was dropped", name)
+					}
+				}
+			}
+			p.Finish()
+			if got != toJSON(args) || deltas < 40 || first > 200 {
+				t.Errorf("%s by %d: %d deltas, first after %d bytes\ngot  %.300s\nwant %.300s", name, n, deltas, first, got, toJSON(args))
+			}
+		}
+		// Cut off, all of it comes back as text.
+		cut := text[:len(text)-40]
+		if m := feed(f, cut, 5, o); m.Text != strings.TrimPrefix(cut, channelStart) || len(m.Calls) > 0 || len(m.Broken) != 1 {
+			t.Errorf("%s, cut: %.200q, %v, %v", name, m.Text, m.Calls, m.Broken)
+		}
+	}
+}
+
+// TestJSONPrefix wants every beginning of a JSON text rewritten to a beginning
+// of its final form.
+func TestJSONPrefix(t *testing.T) {
+	for _, raw := range []string{
+		`{"a":1,"b" : [1.0, -2e3 ,true,null,{}],"c":{"d":"x\\y\"z\u00e9\ud83d\ude00\n\/"},"é😀":"é😀"} tail`,
+		`{}`, `{ "a" : { } , "b":[ ]}`, `{"a":"\ud83d"}`, `{"a": "tab	raw"}`, `{"a":12345678901234567890123,"b":0.1}`, `{"a":"\\\\","b":"\\"}`,
+	} {
+		v, err := looseJSON(raw[:jsonEnd(raw)])
+		if err != nil {
+			t.Fatalf("%s: %v", raw, err)
+		}
+		want := toJSON(v)
+		last := ""
+		for i := range len(raw) + 1 {
+			got := jsonPrefix(raw[:i])
+			if !strings.HasPrefix(want, got) || !strings.HasPrefix(got, last) {
+				t.Fatalf("%q became %q after %q; want a beginning of %q", raw[:i], got, last, want)
+			}
+			last = got
+		}
+		if last != want {
+			t.Errorf("got  %s\nwant %s", last, want)
+		}
 	}
 }
 
@@ -567,7 +646,8 @@ func TestRandomAnswers(t *testing.T) {
 		}
 		whole := f.Parse(text, o)
 		for _, n := range []int{1, 2, 3, 5, 8} {
-			if got := feed(f, text, n, o); !reflect.DeepEqual(got.Calls, whole.Calls) || got.Text != whole.Text || got.Thought != whole.Thought {
+			o.StreamCalls = bit()
+			if got := feed(f, text, n, o); !slices.Equal(got.Calls, whole.Calls) || got.Text != whole.Text || got.Thought != whole.Thought {
 				t.Fatalf("%s %q %+v\nwhole        %+v\nin pieces of %d %+v", f.ToolParser(), text, o, whole, n, got)
 			}
 		}
@@ -590,9 +670,9 @@ func FuzzParser(f *testing.F) {
 			Rules: Rules{flags&8 > 0, flags&16 > 0, flags&32 > 0, flags&64 > 0, flags&128 > 0}}
 		format := formats[int(which)%len(formats)]
 		whole := format.Parse(text, o)
+		o.StreamCalls = which&8 > 0
 		pieces := feed(format, text, int(which)%7+1, o)
-		whole.Broken, pieces.Broken = nil, nil
-		if !reflect.DeepEqual(whole, pieces) {
+		if !slices.Equal(whole.Calls, pieces.Calls) || whole.Text != pieces.Text || whole.Thought != pieces.Thought {
 			t.Fatalf("%q\nwhole  %+v\npieces %+v", text, whole, pieces)
 		}
 		if !strings.ContainsAny(text, "<[") && whole.Thought+whole.Text != text && !o.Rules.Trim {

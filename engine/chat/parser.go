@@ -13,13 +13,16 @@ import (
 type EventKind int
 
 // The kinds of events. A call is reported as CallStart, one or more CallArgs
-// and CallEnd, without other events in between.
+// and CallEnd, without other events in between. CallDrop only comes with
+// ParserOptions.StreamCalls, and is followed by the block's BrokenCall or by
+// other calls.
 const (
 	Text           EventKind = iota // Text goes on with the answer
 	Thought                         // Text goes on with the reasoning
 	CallStart                       // call number Call begins: ID (often empty) and Name
 	CallArgs                        // Text goes on with the JSON of the arguments
 	CallEnd                         // the call is complete
+	CallDrop                        // instead of CallEnd: call Call is no usable call after all
 	BrokenCall                      // Text is tool markup that is no usable call, verbatim; Err says why
 	TextWasThought                  // all Text so far was reasoning: see Rules.LateThought
 )
@@ -80,6 +83,12 @@ type ParserOptions struct {
 	Calls bool
 	Tools []any
 
+	// StreamCalls reports calls while they are being written, where the
+	// format allows it; else a call is reported once it is complete. A call
+	// whose function is not among Tools, if there are any, is never reported
+	// early.
+	StreamCalls bool
+
 	// NoThought leaves reasoning markup in the text.
 	NoThought bool
 }
@@ -121,14 +130,20 @@ type Parser struct {
 	marker  string // in a call: its start marker
 	scanned int    // in a call: how much of buf holds no end marker
 	retries int
+	looked  int    // in a call: the length of the block when last looked at
 	header  string // in a channel: its header
 	tool    string // in a channel that is a tool call: the function
 
 	started  bool   // visible text, a call or a thought has come
 	visible  bool   // text of the answer has come
 	thought  bool   // a thought has come
+	called   bool   // a call has come
 	skipping bool   // white space is to be dropped
 	blanks   string // white space held back
+
+	reporting    bool // a call has been started that is not complete
+	reportedName string
+	reported     string // its arguments so far
 }
 
 // NewParser returns a Parser for one answer of the model.
@@ -169,7 +184,7 @@ func (p *Parser) Feed(piece string) []Event {
 func (p *Parser) Finish() []Event {
 	for p.step(true) {
 	}
-	if p.blanks != "" && p.calls == 0 && !p.skipping {
+	if p.blanks != "" && !p.called && !p.skipping {
 		p.emit(Event{Kind: Text, Text: p.blanks})
 	}
 	p.blanks = ""
@@ -360,6 +375,12 @@ func (p *Parser) pass(s string) {
 	}
 	if p.tool != "" {
 		p.header += s // the body of a call, kept behind its header
+		if _, body, _ := strings.Cut(p.header, channelMessage); p.o.StreamCalls && strings.HasPrefix(strings.TrimSpace(body), "{") {
+			if len(body) >= p.looked+1+p.looked/32 {
+				p.looked = len(body)
+				p.report(p.tool, jsonPrefix(body))
+			}
+		}
 		return
 	}
 	if p.state == inThought {
@@ -388,7 +409,7 @@ func (p *Parser) pass(s string) {
 		p.blanks += s
 		return
 	}
-	if p.calls > 0 && !p.visible {
+	if p.called && !p.visible {
 		p.blanks = ""
 		body = strings.TrimLeft(body, blankChars)
 	}
@@ -433,6 +454,7 @@ func (p *Parser) stepCall(final bool) bool {
 		}
 	}
 	if !final {
+		p.progress(formats, p.buf)
 		return false
 	}
 	body := p.buf
@@ -495,12 +517,14 @@ func (p *Parser) encode(parsed []parsedCall) ([]Call, error) {
 // something wrong with it.
 func (p *Parser) closeCall(calls []Call, err error, raw string) {
 	p.state, p.started = inText, true
+	calls = p.conclude(calls)
 	if err != nil {
 		p.broken(raw, err)
 		return
 	}
 	p.skipping = false
 	for _, c := range calls {
+		p.called = true
 		p.emit(Event{Kind: CallStart, Call: p.calls, ID: c.ID, Name: c.Name})
 		p.emit(Event{Kind: CallArgs, Call: p.calls, Text: c.Arguments})
 		p.emit(Event{Kind: CallEnd, Call: p.calls})
@@ -613,6 +637,7 @@ func (p *Parser) closeChannel(marker string) {
 	if marker == channelStart || marker == channelName {
 		marker = ""
 	}
+	p.conclude(nil)
 	p.broken(head+channelMessage+body+marker, err)
 }
 
@@ -644,6 +669,8 @@ func (m *Message) Add(events ...Event) {
 			m.Calls = append(m.Calls, Call{ID: e.ID, Name: e.Name})
 		case CallArgs:
 			m.Calls[len(m.Calls)-1].Arguments += e.Text
+		case CallDrop:
+			m.Calls = m.Calls[:len(m.Calls)-1]
 		}
 	}
 }

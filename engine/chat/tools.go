@@ -25,7 +25,12 @@ type toolFormat struct {
 	// wrong with the block.
 	parse func(body string, s schemas) ([]parsedCall, error)
 
-	// render is the inverse: markers and all, as the family's templates do.
+	// partial says of an unfinished block whose call it is and how the JSON of
+	// the arguments begins, or is nil. What it returns for a longer block must
+	// begin with what it returned for a shorter one.
+	partial func(body string, s schemas) (name, args string, ok bool)
+
+	// render is the inverse of parse: markers and all, as the family's templates do.
 	render func(calls []parsedCall) string
 
 	// inValue tells that body ends inside an argument, so that the end marker
@@ -102,7 +107,7 @@ var toolTable = []*toolFormat{
 	},
 	{
 		name: "qwen3_coder", start: "<tool_call>", end: "</tool_call>",
-		parse: parseQwenXML, render: renderQwenXML, inValue: openTag("<parameter=", "</parameter>"),
+		parse: parseQwenXML, partial: partialQwen, render: renderQwenXML, inValue: openTag("<parameter=", "</parameter>"),
 		detect: containsAny("<tool_call>\\n<function=", "<tool_call>\n<function="),
 	},
 	{
@@ -125,7 +130,7 @@ var toolTable = []*toolFormat{
 	},
 	{
 		name: "json_tools", start: "<tool_call>", end: "</tool_call>",
-		parse: parseJSONCalls, render: renderJSONCalls, inValue: inJSONString,
+		parse: parseJSONCalls, partial: partialJSON, render: renderJSONCalls, inValue: inJSONString,
 		detect: contains("<tool_call>", "tool_call.name"),
 	},
 	{
