@@ -640,7 +640,7 @@ func TestRandomAnswers(t *testing.T) {
 		text := b.String()
 		f := formats[r.IntN(len(formats))]
 		bit := func() bool { return r.IntN(2) == 0 }
-		o := ParserOptions{Calls: bit(), NoThought: bit() && bit(), Rules: Rules{bit(), bit(), bit(), bit(), false}}
+		o := ParserOptions{Calls: bit(), NoThought: r.IntN(4) == 0, Rules: Rules{bit(), bit(), bit(), bit(), false}}
 		if bit() {
 			o.Prompt = f.thought.open
 		}
