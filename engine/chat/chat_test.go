@@ -454,6 +454,11 @@ func TestThinkingSwitch(t *testing.T) {
 			t.Errorf("%s: got %q, %v; want %q", in, got, err, want)
 		}
 	}
+	for _, name := range []string{"messages", "tools", "documents", "add_generation_prompt"} {
+		if _, err := f.Render(m, nil, Options{Kwargs: kw(`{"` + name + `": []}`)}); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s as a template variable: got %v", name, err)
+		}
+	}
 	for in, want := range map[string]string{"low": "low", "medium": "medium", "high": "medium", "xhigh": "xhigh", "nosuch": "nosuch"} {
 		if got := f.Effort(in); got != want {
 			t.Errorf("Effort(%s) = %s; want %s", in, got, want)

@@ -89,6 +89,9 @@ func TestApplyGoldens(t *testing.T) {
 			if len(c.Tools) > 0 && string(c.Tools) != "null" {
 				tools = decode(t, string(c.Tools)).([]any)
 			}
+			o.Kwargs = o.Kwargs.Clone()
+			o.Kwargs.Delete("add_generation_prompt")
+			o.Kwargs.Delete("continue_final_message")
 			got, err := f.templates.apply(f.special, c.Messages, tools, o)
 			if c.Output != nil {
 				if err != nil {
@@ -247,7 +250,9 @@ func TestDemoPrompts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range file.Prompts {
-		got, err := f.Render(p.Messages, toolsOf(t, p.Kwargs), Options{AddGenerationPrompt: true, Kwargs: p.Kwargs})
+		tools, _ := kwarg(p.Kwargs, "tools").([]any)
+		p.Kwargs.Delete("tools")
+		got, err := f.Render(p.Messages, tools, Options{AddGenerationPrompt: true, Kwargs: p.Kwargs})
 		if err != nil || got != p.Prompt {
 			t.Errorf("%s: %v\ngot  %q\nwant %q", p.Name, err, got, p.Prompt)
 		}
@@ -263,13 +268,6 @@ func TestDemoPrompts(t *testing.T) {
 	if f.ToolParser() != "json_tools" || !f.Thinks() {
 		t.Errorf("tool parser %q, thinks %v", f.ToolParser(), f.Thinks())
 	}
-}
-
-func toolsOf(t *testing.T, kw *jinja.Map) []any {
-	t.Helper()
-	v, _ := kw.Get("tools")
-	list, _ := v.([]any)
-	return list
 }
 
 // TestRecordedAnswers parses what the toy model of the recorded exchanges

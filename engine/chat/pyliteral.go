@@ -3,6 +3,7 @@ package chat
 import (
 	"errors"
 	"math/big"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -10,6 +11,8 @@ import (
 
 	"sparkbar/engine/chat/jinja"
 )
+
+var identifier = regexp.MustCompile(`^[\p{L}_][\p{L}\p{N}_]*(\.[\p{L}_][\p{L}\p{N}_]*)*$`)
 
 var errLiteral = errors.New("not a Python literal")
 

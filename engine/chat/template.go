@@ -129,11 +129,18 @@ func (t *templates) apply(special *jinja.Map, messages []*jinja.Map, tools []any
 		vars.Set("documents", o.Documents)
 	}
 	vars.Set("add_generation_prompt", o.AddGenerationPrompt)
-	for _, extra := range []*jinja.Map{special, o.Kwargs} {
-		if extra != nil {
-			for k, v := range extra.All() {
-				vars.Set(k, v)
+	if special != nil {
+		for k, v := range special.All() {
+			vars.Set(k, v)
+		}
+	}
+	if o.Kwargs != nil {
+		for k, v := range o.Kwargs.All() {
+			switch k {
+			case "messages", "tools", "documents", "add_generation_prompt":
+				return "", fmt.Errorf("'%s' cannot be set as a template variable: it is given by the request itself", k)
 			}
+			vars.Set(k, v)
 		}
 	}
 	out, err := t.compiled[name].Render(vars, o.Now)

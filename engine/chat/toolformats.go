@@ -657,14 +657,10 @@ func parseMiniCPM(body string, s schemas) ([]parsedCall, error) {
 		rest = rest[m[1]:]
 		args := jinja.NewMap()
 		for {
-			p := miniParam.FindStringSubmatchIndex(rest)
-			end := strings.Index(rest, "</function>")
-			if p == nil || end >= 0 && end < p[0] {
-				if end < 0 {
-					rest = ""
-				} else {
-					rest = rest[end+len("</function>"):]
-				}
+			own, after, _ := strings.Cut(rest, "</function>")
+			p := miniParam.FindStringSubmatchIndex(own)
+			if p == nil {
+				rest = after
 				break
 			}
 			key := unquoteName(rest[p[2]:p[3]])
@@ -991,12 +987,10 @@ func parseAtem(body string, s schemas) ([]parsedCall, error) {
 		rest = rest[m[1]:]
 		args := jinja.NewMap()
 		for {
-			p := atemParam.FindStringSubmatchIndex(rest)
-			end := strings.Index(rest, "</atem:invoke>")
-			if p == nil || end >= 0 && end < p[0] {
-				if end >= 0 {
-					rest = rest[end+len("</atem:invoke>"):]
-				}
+			own, after, _ := strings.Cut(rest, "</atem:invoke>")
+			p := atemParam.FindStringSubmatchIndex(own)
+			if p == nil {
+				rest = after
 				break
 			}
 			key := rest[p[2]:p[3]]

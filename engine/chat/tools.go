@@ -2,7 +2,6 @@ package chat
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -367,5 +366,3 @@ func inPythonString(body string) bool {
 	}
 	return quote != 0
 }
-
-var identifier = regexp.MustCompile(`^[\p{L}_][\p{L}\p{N}_]*(\.[\p{L}_][\p{L}\p{N}_]*)*$`)

@@ -879,11 +879,11 @@ func wordwrapFilter(r *run, v any, a args) any {
 	}
 	var out []string
 	for _, line := range r.splitLines(r.wantText("the text to wrap", v), false) {
-		out = append(out, wrapLine(line.(string), width, breakLong, hyphens)...)
-		r.allocItems(len(out) / 8)
+		lines := r.wrapLine(line.(string), width, breakLong, hyphens)
 		if line == "" {
-			out = append(out, "")
+			lines = []string{""}
 		}
+		out = append(out, lines...)
 	}
 	return r.join(sep, out)
 }
@@ -893,8 +893,13 @@ var (
 	wrapHyphen = regexp.MustCompile(`[\p{L}\p{N}_][\p{L}\p{N}_]-+`)
 )
 
-func wrapLine(s string, width int, breakLong, hyphens bool) []string {
+// wrapChunks cuts a line into blanks and words, and words behind hyphens.
+func (r *run) wrapChunks(s string, hyphens bool) []string {
 	var chunks []string
+	add := func(c string) {
+		r.allocItems(1)
+		chunks = append(chunks, c)
+	}
 	for _, c := range wrapChunk.FindAllString(s, -1) {
 		if hyphens {
 			for {
@@ -905,12 +910,18 @@ func wrapLine(s string, width int, breakLong, hyphens bool) []string {
 				if next, _ := utf8.DecodeRuneInString(c[m[1]:]); !unicode.IsLetter(next) {
 					break
 				}
-				chunks = append(chunks, c[:m[1]])
+				add(c[:m[1]])
 				c = c[m[1]:]
 			}
 		}
-		chunks = append(chunks, c)
+		add(c)
 	}
+	return chunks
+}
+
+func (r *run) wrapLine(s string, width int, breakLong, hyphens bool) []string {
+	r.alloc(len(s))
+	chunks := r.wrapChunks(s, hyphens)
 	blank := func(c string) bool { return strings.TrimFunc(c, isSpace) == "" }
 	var lines []string
 	for len(chunks) > 0 {
@@ -919,21 +930,20 @@ func wrapLine(s string, width int, breakLong, hyphens bool) []string {
 			continue
 		}
 		var line []string
-		n := 0
+		room := width
 		for len(chunks) > 0 {
-			l := utf8.RuneCountInString(chunks[0])
-			if n+l > width {
+			if len(cutRunes(chunks[0], room)) < len(chunks[0]) {
 				break
 			}
 			line = append(line, chunks[0])
-			n += l
+			room -= utf8.RuneCountInString(chunks[0])
 			chunks = chunks[1:]
 		}
-		if len(chunks) > 0 && utf8.RuneCountInString(chunks[0]) > width {
+		if len(chunks) > 0 && len(cutRunes(chunks[0], width)) < len(chunks[0]) {
 			if breakLong {
-				rs := []rune(chunks[0])
-				line = append(line, string(rs[:width-n]))
-				chunks[0] = string(rs[width-n:])
+				cut := cutRunes(chunks[0], room)
+				line = append(line, cut)
+				chunks[0] = chunks[0][len(cut):]
 			} else if len(line) == 0 {
 				line = append(line, chunks[0])
 				chunks = chunks[1:]
@@ -943,6 +953,7 @@ func wrapLine(s string, width int, breakLong, hyphens bool) []string {
 			line = line[:len(line)-1]
 		}
 		if len(line) > 0 {
+			r.allocItems(1)
 			lines = append(lines, strings.Join(line, ""))
 		}
 	}

@@ -180,7 +180,7 @@ func (w *jsonWriter) dict(m *Map, newline string) {
 }
 
 func (w *jsonWriter) str(s string) {
-	w.r.alloc(len(s))
+	w.r.alloc(mul(len(s), 2))
 	var b strings.Builder
 	b.Grow(len(s) + 2)
 	b.WriteByte('"')

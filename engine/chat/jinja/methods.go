@@ -149,6 +149,7 @@ func (r *run) upper(s string) string {
 	if isASCII(s) {
 		return strings.ToUpper(s)
 	}
+	r.step(len(s))
 	return toUpper(s)
 }
 
@@ -157,6 +158,7 @@ func (r *run) lower(s string) string {
 	if isASCII(s) {
 		return strings.ToLower(s)
 	}
+	r.step(len(s))
 	return toLower(s)
 }
 

@@ -831,10 +831,10 @@ func (r *run) writeRepr(b *strings.Builder, v any) {
 	}
 	switch v := v.(type) {
 	case string:
-		r.alloc(len(v))
+		r.alloc(mul(len(v), 4)) // escapes can make it longer
 		r.put(b, strRepr(v))
 	case markup:
-		r.alloc(len(v))
+		r.alloc(mul(len(v), 4))
 		r.put(b, "Markup("+strRepr(string(v))+")")
 	case []any:
 		items("[", v, "]")
@@ -929,10 +929,6 @@ func (r *run) escape(v any) string {
 		return string(m)
 	}
 	s := r.str(v)
-	r.alloc(len(s))
-	e := htmlEscaper.Replace(s)
-	if len(e) > r.lim.Value {
-		r.alloc(len(e))
-	}
-	return e
+	r.alloc(mul(len(s), 6))
+	return htmlEscaper.Replace(s)
 }
