@@ -633,8 +633,8 @@ func (o *origin) get(ctx context.Context, lo, hi int64) (io.ReadCloser, int, str
 	}
 	resp, at, err := o.h.request(ctx, u, lo, hi)
 	var status *statusError
-	if u != o.hub && errors.As(err, &status) && status.status/100 == 4 && status.status != 429 && status.status != 408 {
-		// Signed addresses expire.
+	if errors.As(err, &status) && (u != o.hub || status.redirected) && status.status/100 == 4 && status.status != 429 && status.status != 408 {
+		// Signed addresses expire: ask for a new one.
 		resp, at, err = o.h.request(ctx, o.hub, lo, hi)
 	}
 	if err != nil {

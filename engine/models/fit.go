@@ -12,9 +12,9 @@ import (
 // Geometry is what a model keeps and moves beside its weights, in numbers (not
 // bytes).
 type Geometry struct {
-	PerToken int64    // kept for every position: keys and values of full attention
+	PerToken int64         // kept for every position: keys and values of full attention
 	Windows  []CacheWindow // kept for the last positions only
-	State    int64    // kept once for a sequence: recurrences and convolutions
+	State    int64         // kept once for a sequence: recurrences and convolutions
 	// Hidden, Inter and Vocab are the widths of rows of activations.
 	Hidden, Inter, Vocab int
 }

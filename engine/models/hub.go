@@ -292,7 +292,7 @@ type statusError struct {
 	status     int
 	code, text string // X-Error-Code, and the server's words
 	host       string
-	hub        bool // it came from the hub itself, not from where it redirects to
+	redirected bool // it came from where the hub redirects to
 	retryAfter time.Duration
 }
 
@@ -320,7 +320,7 @@ func (h *hub) request(ctx context.Context, u *url.URL, lo, hi int64) (resp *http
 			cancel(nil)
 		}
 	}()
-	for range maxRedirects + 1 {
+	for hop := range maxRedirects + 1 {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 		if err != nil {
 			return nil, nil, err
@@ -367,15 +367,15 @@ func (h *hub) request(ctx context.Context, u *url.URL, lo, hi int64) (resp *http
 			}
 			u = next
 		default:
-			return nil, nil, h.readError(resp, u)
+			return nil, nil, h.readError(resp, u, hop > 0)
 		}
 	}
 	return nil, nil, &errRefused{fmt.Sprintf("%s redirects in circles", h.endpoint.Host)}
 }
 
-func (h *hub) readError(resp *http.Response, u *url.URL) error {
+func (h *hub) readError(resp *http.Response, u *url.URL, redirected bool) error {
 	defer resp.Body.Close()
-	e := &statusError{status: resp.StatusCode, code: resp.Header.Get("X-Error-Code"), text: resp.Header.Get("X-Error-Message"), host: u.Host, hub: sameOrigin(u, h.endpoint)}
+	e := &statusError{status: resp.StatusCode, code: resp.Header.Get("X-Error-Code"), text: resp.Header.Get("X-Error-Message"), host: u.Host, redirected: redirected}
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, 16<<10))
 	var said struct {
 		Error string `json:"error"`
@@ -611,13 +611,13 @@ func (h *hub) explain(repo, revision string, err error) error {
 		return failure(ErrNotFound, repo, err, "there is no revision %q; the branches are at %s/tree/main", revision, page)
 	case status.code == "EntryNotFound":
 		return failure(ErrNotFound, repo, err, "a file of the model is gone from the hub%s; try again", said)
-	case status.status == 401 && h.token != "" && status.code != "RepoNotFound":
+	case status.status == 401 && !status.redirected && h.token != "" && status.code != "RepoNotFound":
 		return failure(ErrDenied, repo, err, "the hub does not accept the HF_TOKEN%s; make a new one at %s/settings/tokens", said, h.endpoint)
-	case status.status == 403 && status.hub:
+	case status.status == 403 && !status.redirected:
 		return failure(ErrDenied, repo, err, "the HF_TOKEN may not read this model%s; give it that right at %s/settings/tokens", said, h.endpoint)
-	case (status.status == 401 || status.status == 404) && h.token == "":
+	case (status.status == 401 || status.status == 404) && !status.redirected && h.token == "":
 		return failure(ErrNotFound, repo, err, "%s has no such model, or it is private%s; check the name, and for a private model set HF_TOKEN", h.endpoint.Host, said)
-	case status.status == 401 || status.status == 404:
+	case (status.status == 401 || status.status == 404) && !status.redirected:
 		return failure(ErrNotFound, repo, err, "%s has no such model, or the account of your HF_TOKEN may not see it%s; check the name", h.endpoint.Host, said)
 	case status.status == 429:
 		return failure(ErrNetwork, repo, err, "%v; the hub limits how much is asked of it: try again later, an HF_TOKEN raises the limit", status)
