@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -58,6 +59,36 @@ func affine4(name string, rows, cols int) layout.Matrix {
 		m.Biases[i], m.Biases[i-1] = 0xbd, byte(r.Uint32())
 	}
 	return m
+}
+
+// cpuTime is the processor time of this process: what an op costs when other
+// processes want the cores too.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// measure runs p b.N times.
+func measure(b *testing.B, be compute.Backend, p *compute.Program, bytes, rows int) {
+	if err := compute.Run(be, p, nil); err != nil {
+		b.Fatal(err)
+	}
+	cpu := cpuTime()
+	for b.Loop() {
+		if err := compute.Run(be, p, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.StopTimer()
+	cpu = cpuTime() - cpu
+	rate := float64(bytes) * float64(b.N) / b.Elapsed().Seconds()
+	b.ReportMetric(float64(cpu.Nanoseconds())/float64(b.N), "cpu-ns/op")
+	b.ReportMetric(rate/1e9, "GB/s")
+	b.ReportMetric(rate/readBandwidth(), "of-read-bandwidth")
+	b.ReportMetric(float64(rows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
 }
 
 // BenchmarkLinear runs 4-bit weights of the shapes of SmolLM2-135M, enough copies
@@ -122,20 +153,101 @@ func BenchmarkLinear(b *testing.B) {
 							}
 							p.Add(compute.Linear{X: x[w.Cols], W: w, Scale: 1, Out: out, Prefill: rows})
 						}
-						if err := compute.Run(be, &p, nil); err != nil {
-							b.Fatal(err)
-						}
-						for b.Loop() {
-							if err := compute.Run(be, &p, nil); err != nil {
-								b.Fatal(err)
-							}
-						}
-						rate := float64(bytes) * float64(b.N) / b.Elapsed().Seconds()
-						b.ReportMetric(rate/1e9, "GB/s")
-						b.ReportMetric(rate/readBandwidth(), "of-read-bandwidth")
-						b.ReportMetric(float64(rows)*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
+						measure(b, be, &p, bytes, rows)
 					})
 				}
+			})
+		}
+	}
+}
+
+// BenchmarkToken runs a whole forward pass of SmolLM2-135M's shape with 4-bit
+// weights over 512 cached positions.
+func BenchmarkToken(b *testing.B) {
+	if len(Levels()) == 0 {
+		b.Skip("this build has no kernels to measure")
+	}
+	const layers, dim, ff, vocab, heads, kvHeads, hd, context = 30, 576, 1536, 49152, 9, 3, 64, 512
+	for _, threads := range []int{1, 0} {
+		be := open(b, Options{Threads: threads})
+		bytes := 0
+		load := func(rows, cols int) *compute.Weight {
+			m := affine4("bench", rows, cols)
+			w, err := be.Load(m)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { be.Unload(w) })
+			bytes += len(m.Weight) + len(m.Scales) + len(m.Biases)
+			return w
+		}
+		type layer struct {
+			q, k, v, o, gate, up, down *compute.Weight
+			kv                         compute.KV
+		}
+		var model [layers]layer
+		const blocks = context/compute.PageSize + 2
+		for i := range model {
+			l := layer{load(dim, dim), load(kvHeads*hd, dim), load(kvHeads*hd, dim), load(dim, dim), load(ff, dim), load(ff, dim), load(dim, ff), compute.KV{}}
+			l.kv = compute.KV{Pages: blocks, Heads: kvHeads, KDim: hd, VDim: hd, Type: layout.F16}
+			size, _ := l.kv.PageBytes()
+			l.kv.K, _ = be.Alloc("k", size*blocks)
+			l.kv.V, _ = be.Alloc("v", size*blocks)
+			model[i] = l
+		}
+		head := load(vocab, dim)
+		for _, rows := range []int{1, 2, 4, 8, 64} {
+			b.Run(fmt.Sprintf("threads=%d/rows=%d", threads, rows), func(b *testing.B) {
+				sc, params := compute.NewScratch(be), compute.NewParams(be)
+				defer sc.Close()
+				defer params.Close()
+				f32 := func(rows, cols int) compute.View {
+					v, err := sc.F32(rows, cols)
+					if err != nil {
+						b.Fatal(err)
+					}
+					return v
+				}
+				ints := func(n int, f func(i int) int32) compute.View {
+					v := make([]int32, n)
+					for i := range v {
+						v[i] = f(i)
+					}
+					w, _ := params.Ints(1, v)
+					return w
+				}
+				seq := func(i int) int32 { return int32(i) }
+				pos := func(i int) int32 { return int32(context + i) }
+				zero := func(int) int32 { return 0 }
+				step := compute.Rows{N: rows, Segments: 1, Prefill: rows, IDs: ints(rows, seq), Pos: ints(rows, pos), Of: ints(rows, zero)}
+				pages := compute.Pages{Table: ints(blocks, seq), Lo: ints(rows, zero), Hi: ints(rows, func(i int) int32 { return pos(i) + 1 })}
+				x, h, q, k, v, a, g := f32(rows, dim), f32(rows, dim), f32(rows, dim), f32(rows, kvHeads*hd), f32(rows, kvHeads*hd), f32(rows, dim), f32(rows, ff)
+				logits, norm, freq := f32(rows, vocab), f32(1, dim), f32(1, hd/2)
+				id, _ := sc.I32(1, rows)
+				for i := range norm.F32(0) {
+					norm.F32(0)[i] = 1
+				}
+				for i := range freq.F32(0) {
+					freq.F32(0)[i] = 1 / float32(i+1)
+				}
+				rms := func(out compute.View) compute.Norm {
+					return compute.Norm{X: x, Out: out, W: norm, Eps: 1e-5, Scale: 1}
+				}
+				p := compute.Program{Label: compute.LabelTarget}
+				p.Add(compute.Embed{IDs: step.IDs, W: head, Scale: 1, Out: x})
+				for _, l := range model {
+					p.Add(rms(h),
+						compute.Linear{X: h, W: l.q, Scale: 1, Out: q}, compute.Linear{X: h, W: l.k, Scale: 1, Out: k}, compute.Linear{X: h, W: l.v, Scale: 1, Out: v},
+						compute.RoPE{X: q, Pos: step.Pos, Freq: freq, HeadDim: hd, Mul: 1}, compute.RoPE{X: k, Pos: step.Pos, Freq: freq, HeadDim: hd, Mul: 1},
+						compute.KVWrite{K: k, V: v, KV: l.kv, Rows: step, Pages: pages},
+						compute.Attention{Q: q, KV: l.kv, Rows: step, Pages: pages, Heads: heads, Scale: 0.125, Out: a},
+						compute.Linear{X: a, W: l.o, Scale: 1, Residual: x, Out: x},
+						rms(h),
+						compute.Linear{X: h, W: l.gate, Up: l.up, Act: compute.ActSwiGLU, Scale: 1, Out: g},
+						compute.Linear{X: g, W: l.down, Scale: 1, Residual: x, Out: x})
+				}
+				p.Add(rms(h), compute.Linear{X: h, W: head, Scale: 1, Out: logits}, compute.Argmax{X: logits, Out: id})
+				measure(b, be, &p, bytes, rows)
 			})
 		}
 	}

@@ -397,3 +397,79 @@ func TestSanitizers(t *testing.T) {
 		})
 	}
 }
+
+// TestInt8 computes from its definition what a Linear over packed weights gives:
+// per 32 columns, activations rounded to 127ths of the largest.
+func TestInt8(t *testing.T) {
+	needKernels(t)
+	const out, rows = 37, 5
+	eachLevel(t, func(t *testing.T, level string) {
+		if level == "scalar" {
+			t.Skip("no int8 kernels")
+		}
+		b := open(t, Options{Threads: 2, Level: level})
+		for _, bits := range []int{4, 8} {
+			for _, group := range []int{32, 64, 128} {
+				m := affine4("w", out, 384)
+				m.Bits, m.Group = bits, group
+				if bits == 8 {
+					m.Weight = append(slices.Clone(m.Weight), m.Weight...)
+				}
+				n := out * m.ScaleBytes()
+				m.Scales, m.Biases = m.Scales[:n], m.Biases[:n]
+				w, err := b.Load(m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				s := compute.NewScratch(b)
+				x, _ := s.F32(rows, m.Cols)
+				y, _ := s.F32(rows, out)
+				r := rand.New(rand.NewPCG(3, uint64(group)))
+				for i := range rows {
+					for j := range x.F32(i) {
+						x.F32(i)[j] = float32(r.NormFloat64() * math.Exp(4*r.NormFloat64()))
+					}
+				}
+				clear(x.F32(1)[64:128]) // nothing but zeros
+				x.F32(2)[5] = float32(math.Inf(1))
+				var p compute.Program
+				p.Add(compute.Linear{X: x, W: w, Scale: 1, Out: y})
+				if err := compute.Run(b, &p, nil); err != nil {
+					t.Fatal(err)
+				}
+				row := make([]float32, m.Cols)
+				for o := range out {
+					if err := m.Row(row, 0, o); err != nil {
+						t.Fatal(err)
+					}
+					for i := range rows {
+						var want, size float64
+						for at := 0; at < m.Cols; at += 32 {
+							xs := x.F32(i)[at : at+32]
+							var top float32
+							for _, v := range xs {
+								top = max(top, float32(math.Abs(float64(v))))
+							}
+							for j, v := range xs {
+								if top > 0 {
+									term := math.RoundToEven(float64(v*(127/top))) * float64(top/127) * float64(row[at+j])
+									want, size = want+term, size+math.Abs(term)
+								}
+							}
+						}
+						got := float64(y.F32(i)[o])
+						if i == 2 {
+							if got == got {
+								t.Errorf("%d bits: a row with an infinite activation gives %v", bits, got)
+							}
+						} else if math.Abs(got-want) > 3e-6*size {
+							t.Errorf("%d bits, groups of %d: row %d output %d is %v, want %v", bits, group, i, o, got, want)
+						}
+					}
+				}
+				s.Close()
+				b.Unload(w)
+			}
+		}
+	})
+}
