@@ -414,8 +414,8 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestFoldSystem wants late system messages accepted by templates that refuse
-// or drop them, and left alone by others.
+// TestFoldSystem wants system messages made acceptable to templates that
+// refuse or drop them, and left alone for others.
 func TestFoldSystem(t *testing.T) {
 	in := `[{"role": "system", "content": "S1"}, {"role": "developer", "content": "S2"}, {"role": "user", "content": "U1"},
 		{"role": "system", "content": "S3"}, {"role": "assistant", "content": "A"}, {"role": "system", "content": "S4"}, {"role": "user", "content": "U2"}]`
@@ -424,18 +424,32 @@ func TestFoldSystem(t *testing.T) {
 		echo: "[system:S1][system:S2][user:U1][system:S3][assistant:A][system:S4][user:U2]",
 		`{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system message must be first') }}{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}`: folded,
 		`{% for m in messages %}{% if loop.first or m.role != 'system' %}[{{ m.role }}:{{ m.content }}]{% endif %}{% endfor %}`:                                                           folded,
+		`{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}`:                       "[user:S1\n\nS2\n\nU1\n\nS3][assistant:A][user:S4\n\nU2]",
+		`{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}:{{ m.content }}]{% endif %}{% endfor %}`:                                                                         "[user:S1\n\nS2\n\nU1\n\nS3][assistant:A][user:S4\n\nU2]",
 	} {
 		f := newFormat(t, Config{ChatTemplate: quoted(src)})
-		if got, err := f.Render(messages(t, in), nil, Options{}); err != nil || got != want {
+		if got, err := f.Render(messages(t, in), nil, Options{FoldSystem: true}); err != nil || got != want {
 			t.Errorf("%s:\ngot  %q, %v\nwant %q", src, got, err, want)
+		}
+		if _, err := f.Render(messages(t, in), nil, Options{}); (err != nil) != strings.Contains(src, "raise_exception") {
+			t.Errorf("%s without folding: %v", src, err)
 		}
 	}
 	f := newFormat(t, Config{ChatTemplate: quoted(`{{ raise_exception('never') }}`)})
-	if _, err := f.Render(messages(t, in), nil, Options{}); err == nil || err.Error() != "never" {
+	if _, err := f.Render(messages(t, in), nil, Options{FoldSystem: true}); err == nil || err.Error() != "never" {
 		t.Errorf("got %v; want the template's own words", err)
 	}
-	if got := foldSystem(messages(t, `[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "system", "content": "c"}]`)); role(got[2]) != "user" || contentText(got[2]) != "c" {
-		t.Errorf("a last system message became %v", got[2])
+	for in, want := range map[string]string{
+		`[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "system", "content": "c"}]`: "user:a assistant:b user:c",
+		`[{"role": "system", "content": "c"}]`: "user:c", `[{"role": "system", "content": "c"}, {"role": "assistant", "content": "b"}]`: "user:c assistant:b",
+	} {
+		var got []string
+		for _, m := range foldSystem(messages(t, in), false) {
+			got = append(got, role(m)+":"+contentText(m))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s became %v", in, got)
+		}
 	}
 }
 

@@ -165,10 +165,9 @@ func (f *Format) ToolParser() string { return f.toolName }
 //
 // Messages are prepared for templates first: content parts are joined, null
 // content becomes "", tool-call arguments given as JSON text become objects,
-// developer becomes system unless the template knows that role. If the
-// template refuses or drops a system message that is not the first message,
-// it is folded into the user turn beside it. With enable_thinking false, a
-// thought that the template opens all the same is closed at once.
+// developer becomes system unless the template knows that role; o.FoldSystem
+// does more for system messages. With enable_thinking false, a thought that
+// the template opens all the same is closed at once.
 //
 // Without a template, messages are written with prefixes by role:
 // o.RoleMapping, with the keys system, user, assistant and stop, or the
@@ -202,10 +201,12 @@ func (f *Format) Render(messages []*jinja.Map, tools []any, o Options) (string, 
 		messages = withRole(messages, "developer", "system")
 	}
 	prompt, err := f.templates.apply(f.special, messages, tools, o)
-	if lateSystem(messages) && (err != nil || dropsSystem(prompt, messages)) {
-		folded, ferr := f.templates.apply(f.special, foldSystem(messages), tools, o)
-		if ferr == nil {
-			prompt, err = folded, nil
+	for _, keepFirst := range [...]bool{true, false} {
+		if o.FoldSystem && (err != nil || dropsSystem(prompt, messages)) {
+			folded, ferr := f.templates.apply(f.special, foldSystem(messages, keepFirst), tools, o)
+			if ferr == nil {
+				prompt, err = folded, nil
+			}
 		}
 	}
 	if err != nil {
@@ -227,11 +228,11 @@ func kwarg(m *jinja.Map, name string) any {
 	return v
 }
 
-// dropsSystem tells whether the text of a late system message is missing in
-// the prompt.
+// dropsSystem tells whether the text of a system message is missing in the
+// prompt.
 func dropsSystem(prompt string, messages []*jinja.Map) bool {
-	for i, m := range messages {
-		if i > 0 && role(m) == "system" && !strings.Contains(prompt, strings.TrimSpace(contentText(m))) {
+	for _, m := range messages {
+		if role(m) == "system" && !strings.Contains(prompt, strings.TrimSpace(contentText(m))) {
 			return true
 		}
 	}

@@ -160,48 +160,43 @@ func withRole(messages []*jinja.Map, from, to string) []*jinja.Map {
 	return out
 }
 
-// lateSystem tells whether there is a system message besides the first
-// message.
-func lateSystem(messages []*jinja.Map) bool {
-	for i, m := range messages {
-		if i > 0 && role(m) == "system" {
-			return true
-		}
-	}
-	return false
-}
-
-// foldSystem makes do with one system message, the first: system messages at
-// the start are joined, later ones become part of the user turn beside them.
-func foldSystem(messages []*jinja.Map) []*jinja.Map {
+// foldSystem makes do with one system message, the first, or with none: system
+// messages at the start are joined, others become part of the user turn beside
+// them.
+func foldSystem(messages []*jinja.Map, keepFirst bool) []*jinja.Map {
 	var out []*jinja.Map
 	pending := "" // system text waiting for the next user turn
-	for i, m := range messages {
-		text := contentText(m)
-		prev := len(out) - 1
-		switch {
-		case role(m) == "system" && prev >= 0 && (role(out[prev]) == "system" && prev == 0 || role(out[prev]) == "user"):
-			out[prev] = out[prev].Clone()
-			out[prev].Set("content", joinText(contentText(out[prev]), text))
-		case role(m) == "system" && prev >= 0:
-			pending = joinText(pending, text)
-			if i+1 < len(messages) && (role(messages[i+1]) == "user" || role(messages[i+1]) == "system") {
-				continue
-			}
+	flush := func() {
+		if pending != "" {
 			u := jinja.NewMap()
 			u.Set("role", "user")
 			u.Set("content", pending)
 			out = append(out, u)
 			pending = ""
-		case role(m) == "user" && pending != "":
-			m = m.Clone()
-			m.Set("content", joinText(pending, text))
-			out = append(out, m)
-			pending = ""
-		default:
-			out = append(out, m)
 		}
 	}
+	for _, m := range messages {
+		text := contentText(m)
+		prev := len(out) - 1
+		switch {
+		case role(m) == "user":
+			if pending != "" {
+				m = m.Clone()
+				m.Set("content", joinText(pending, text))
+				pending = ""
+			}
+			out = append(out, m)
+		case role(m) != "system" || keepFirst && prev < 0:
+			flush()
+			out = append(out, m)
+		case prev >= 0 && pending == "" && (role(out[prev]) == "user" || role(out[prev]) == "system"):
+			out[prev] = out[prev].Clone()
+			out[prev].Set("content", joinText(contentText(out[prev]), text))
+		default:
+			pending = joinText(pending, text)
+		}
+	}
+	flush()
 	return out
 }
 

@@ -227,6 +227,11 @@ type Options struct {
 	// reasoning_effort. They override special tokens of the same name.
 	Kwargs *jinja.Map
 
+	// FoldSystem accepts system messages that the template refuses or leaves
+	// out: those at the start are joined, the others, and if need be all,
+	// become part of the user turn beside them.
+	FoldSystem bool
+
 	Template      string     // name of a template, such as rag; "" chooses
 	Documents     []any      // documents of a retrieval template
 	PartSeparator string     // put between the text parts of one message
