@@ -352,7 +352,8 @@ func unstackMLP(f file, _ *string) {
 	}
 }
 
-// TestGGUF: a GGUF file gives what its conversion to MLX's layout gives.
+// TestGGUF: a GGUF file gives what its conversion to MLX's layout gives, up to
+// the rounding of the conversion's biases to half precision.
 func TestGGUF(t *testing.T) {
 	const path = "../checkpoint/testdata/gguf/tiny-llama."
 	ck, err := checkpoint.Open(path + "gguf")
@@ -370,7 +371,7 @@ func TestGGUF(t *testing.T) {
 		p, q := want.seq(), got.seq()
 		rows := want.step(p, ids, len(ids))
 		for i, row := range got.step(q, ids, len(ids)) {
-			near(t, fmt.Sprintf("row %d", i), row, rows[i], 1e-4)
+			near(t, fmt.Sprintf("row %d", i), row, rows[i], 5e-3)
 		}
 		p.Close()
 		q.Close()

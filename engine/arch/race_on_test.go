@@ -2,6 +2,6 @@
 
 package arch
 
-// underRace leaves the quantized variants of the goldens out: they run the same
-// Go code as the plain ones, many times slower.
+// underRace leaves out much of the goldens: the race detector makes the
+// reference backend many times slower, and its one goroutine has no races.
 const underRace = true
