@@ -261,7 +261,7 @@ func (j *Job) run(ctx context.Context) {
 			if cleanup {
 				what = "the unfinished files are removed"
 				for _, p := range j.plans {
-					if err := p.cleanup(); err != nil {
+					if err := p.locked(context.Background(), p.cleanup); err != nil {
 						what = fmt.Sprintf("the unfinished files could not be removed: %v", err)
 					}
 				}
@@ -451,31 +451,49 @@ func (d *Downloader) explain(p *plan, err error) error {
 
 // fetchOne fetches one snapshot: blobs, then their names, then the branch.
 func (j *Job) fetchOne(ctx context.Context, p *plan) error {
-	k := &p.d.o.disk
 	if p.d.o.Offline {
 		return nil
 	}
 	if slices.ContainsFunc(p.files, func(f repoFile) bool { return !hasSize(p.pointer(f), f.Size) }) {
-		if err := k.folder(filepath.Join(p.folder, "blobs")); err != nil {
+		if err := p.locked(ctx, p.writeManifest); err != nil {
 			return err
-		}
-		text, err := json.MarshalIndent(manifest{p.req.Repo, p.req.Revision, p.commit, p.model, p.files}, "", " ")
-		if err != nil {
-			return err
-		}
-		if have, err := os.ReadFile(p.manifest()); err != nil || string(have) != string(text) {
-			if err := k.replace(p.manifest(), p.manifest()+".tmp", text); err != nil {
-				return err
-			}
 		}
 		if err := j.fetchBlobs(ctx, p); err != nil {
 			return err
 		}
 	}
-	if err := p.publish(); err != nil {
+	return p.locked(ctx, p.publish)
+}
+
+// locked runs op while no other process changes the names in the repository's
+// folder.
+func (p *plan) locked(ctx context.Context, op func() error) error {
+	path := filepath.Join(p.d.o.Cache, ".locks", repoFolder(p.req.Repo), "sparkbar.lock")
+	release, err := p.d.o.disk.lock(ctx, path, p.d.sleep, nil)
+	if err != nil {
 		return err
 	}
-	return k.remove(p.manifest())
+	defer release()
+	return op()
+}
+
+func (d *Downloader) sleep(ctx context.Context, t time.Duration) error {
+	return sleep(ctx, d.o.clock, t)
+}
+
+func (p *plan) writeManifest() error {
+	k := &p.d.o.disk
+	text, err := json.MarshalIndent(manifest{p.req.Repo, p.req.Revision, p.commit, p.model, p.files}, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := k.folder(filepath.Join(p.folder, "blobs")); err != nil {
+		return err
+	}
+	if have, err := os.ReadFile(p.manifest()); err == nil && string(have) == string(text) {
+		return nil
+	}
+	return k.replace(p.manifest(), p.manifest()+".tmp", text)
 }
 
 // fetchBlobs fetches what is missing: config.json, then the small files side by
@@ -575,7 +593,7 @@ func (j *Job) fetchBlob(ctx context.Context, p *plan, f repoFile) error {
 	d := p.d
 	lock := filepath.Join(d.o.Cache, ".locks", repoFolder(p.req.Repo), f.ETag+".lock")
 	waited := false
-	release, err := d.o.disk.lock(ctx, lock, func(ctx context.Context, t time.Duration) error { return sleep(ctx, d.o.clock, t) }, func() {
+	release, err := d.o.disk.lock(ctx, lock, d.sleep, func() {
 		waited = true
 		j.state(StateWaiting, p.req.Repo)
 	})
@@ -744,9 +762,25 @@ func fetchWhole(ctx context.Context, from *origin, f repoFile, part *partial, re
 	return nil
 }
 
-// publish gives the files of a snapshot their names, config.json last, and then
-// points the branch to it.
+// publish gives the files of a snapshot their names, config.json last, points
+// the branch to it, and clears up.
 func (p *plan) publish() error {
+	if err := p.link(); err != nil {
+		return err
+	}
+	if err := p.pointRef(); err != nil {
+		return err
+	}
+	k := &p.d.o.disk
+	for _, f := range p.files { // a kill may have left a journal behind
+		if err := discardPartial(k, p.blob(f)); err != nil {
+			return err
+		}
+	}
+	return k.remove(p.manifest())
+}
+
+func (p *plan) link() error {
 	k := &p.d.o.disk
 	folders := map[string]bool{}
 	for i := range p.files {
@@ -777,6 +811,12 @@ func (p *plan) publish() error {
 			return err
 		}
 	}
+	return nil
+}
+
+// pointRef notes which commit the wanted branch is.
+func (p *plan) pointRef() error {
+	k := &p.d.o.disk
 	if p.req.Revision == p.commit {
 		return nil
 	}

@@ -92,9 +92,9 @@ func TestDownload(t *testing.T) {
 	}
 
 	// Again: one question, no bytes.
-	before := h.served.Load()
-	if _, err := download(t, o, Request{Repo: repo}); err != nil || h.served.Load() != before {
-		t.Error(err, h.served.Load()-before)
+	before := h.total()
+	if _, err := download(t, o, Request{Repo: repo}); err != nil || h.total() != before {
+		t.Error(err, h.total()-before)
 	}
 	// A commit as revision makes no ref; offline needs no hub.
 	if _, err := download(t, o, Request{Repo: repo, Revision: r.commit}); err != nil {
@@ -212,7 +212,6 @@ func TestFaults(t *testing.T) {
 		w.Write(append(f.data[:len(f.data):len(f.data)], 0))
 		return true
 	}
-	type fault = func(http.ResponseWriter, *http.Request, *fileDouble) bool
 	for _, k := range []struct {
 		name  string
 		fault fault
@@ -242,7 +241,7 @@ func TestFaults(t *testing.T) {
 			h := newHubDouble(t)
 			files := modelFiles(t)
 			h.add(repo, files)
-			h.fault = k.fault
+			h.setFault(k.fault)
 			o := h.options(t)
 			o.stall = 2 * time.Second
 			if k.name == "silent once" {
@@ -265,7 +264,7 @@ func TestFaults(t *testing.T) {
 				t.Errorf("%+v", m)
 			}
 			// The hub is well again.
-			h.fault = nil
+			h.setFault(nil)
 			if got, err = download(t, o, Request{Repo: repo}); err != nil {
 				t.Fatal(err)
 			}
@@ -335,7 +334,7 @@ func TestHubAnswers(t *testing.T) {
 			t.Error(k.req, got, err)
 		}
 	}
-	if h.served.Load() == 0 || h.count("pytorch_model.bin") > 0 {
+	if h.total() == 0 || h.count("pytorch_model.bin") > 0 {
 		t.Error("fetched what nobody reads")
 	}
 	for _, f := range []string{"org/bert", "org/gated"} {
@@ -464,7 +463,9 @@ func TestProxy(t *testing.T) {
 	cdnDouble(t, h, "cdn-lfs.hf.co")(&o)
 	real := o.dial
 	o.dial = nil
-	o.resolve = func(context.Context, string) ([]netip.Addr, error) { return nil, errors.New("names are known to the proxy only") }
+	o.resolve = func(context.Context, string) ([]netip.Addr, error) {
+		return nil, errors.New("names are known to the proxy only")
+	}
 	proxy := newHubDouble(t)
 	proxy.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
@@ -563,7 +564,7 @@ func TestPauseResumeCancel(t *testing.T) {
 	o.Workers = 1
 	gate := make(chan struct{})
 	arrived := make(chan struct{}, 100)
-	h.fault = func(w http.ResponseWriter, r *http.Request, f *fileDouble) bool {
+	h.setFault(func(w http.ResponseWriter, r *http.Request, f *fileDouble) bool {
 		if f.path == "model.safetensors" {
 			arrived <- struct{}{}
 			select {
@@ -573,7 +574,7 @@ func TestPauseResumeCancel(t *testing.T) {
 			}
 		}
 		return false
-	}
+	})
 	d, err := NewDownloader(o)
 	if err != nil {
 		t.Fatal(err)
@@ -597,7 +598,7 @@ func TestPauseResumeCancel(t *testing.T) {
 	<-arrived
 	j.Pause()
 	until(j, StatePaused)
-	served := h.served.Load()
+	served := h.total()
 	if m, _ := NewCatalogue(CatalogueOptions{Places: Places{Hub: o.Cache}}).Find(repo); m.Complete || !strings.Contains(m.Reason, "of") {
 		t.Errorf("%+v", m)
 	}
@@ -608,7 +609,7 @@ func TestPauseResumeCancel(t *testing.T) {
 	}
 	j.Pause()
 	until(j, StatePaused)
-	if h.served.Load() != served {
+	if h.total() != served {
 		t.Error("bytes came twice")
 	}
 	j.Cancel(true)
@@ -629,13 +630,13 @@ func TestPauseResumeCancel(t *testing.T) {
 		t.Error(j.Progress(), leftovers(o.Cache))
 	}
 	close(gate)
-	before := h.served.Load()
+	before := h.total()
 	got, err := download(t, o, Request{Repo: repo})
 	if err != nil {
 		t.Fatal(err)
 	}
 	check(t, got[0].Path, wanted(files))
-	if n := h.served.Load() - before; n > int64(len(files["model.safetensors"])-16<<10) {
+	if n := h.total() - before; n > int64(len(files["model.safetensors"])-16<<10) {
 		t.Errorf("%d bytes came again", n)
 	}
 	// Cleanup of an update leaves the older snapshot alone.
@@ -643,7 +644,7 @@ func TestPauseResumeCancel(t *testing.T) {
 	newer["generation_config.json"] = []byte(`{"top_k": 3}`)
 	newer["tokenizer.json"] = noise(77, 30000)
 	h.add(repo, newer)
-	h.fault = func(w http.ResponseWriter, r *http.Request, f *fileDouble) bool { w.WriteHeader(500); return true }
+	h.setFault(func(w http.ResponseWriter, r *http.Request, f *fileDouble) bool { w.WriteHeader(500); return true })
 	j = d.Start(Request{Repo: repo})
 	<-j.Done()
 	j2 := d.Start(Request{Repo: repo})
@@ -681,7 +682,7 @@ func TestDiskFull(t *testing.T) {
 	o.free = func(string) (int64, error) { return 50_000, nil }
 	_, err := download(t, o, Request{Repo: repo})
 	wantError(t, err, ErrDiskFull, "50.0 kB free", "HF_HUB_CACHE")
-	if h.served.Load() != 0 {
+	if h.total() != 0 {
 		t.Error("bytes came before the check")
 	}
 	o.free = nil
@@ -698,13 +699,13 @@ func TestDiskFull(t *testing.T) {
 		t.Error("nothing is kept")
 	}
 	o.disk.hook = nil
-	before := h.served.Load()
+	before := h.total()
 	got, err := download(t, o, Request{Repo: repo})
 	if err != nil {
 		t.Fatal(err)
 	}
 	check(t, got[0].Path, wanted(files))
-	if n := h.served.Load() - before; n > 100_000 {
+	if n := h.total() - before; n > 100_000 {
 		t.Errorf("%d bytes came again", n)
 	}
 }
@@ -738,7 +739,7 @@ func TestTogether(t *testing.T) {
 			t.Errorf("%+v, wants %d", p, total)
 		}
 	}
-	if n := h.served.Load(); n != total {
+	if n := h.total(); n != total {
 		t.Errorf("%d bytes served, the model has %d", n, total)
 	}
 }

@@ -33,15 +33,24 @@ import (
 // /cdn after a redirect, as the hub does.
 type hubDouble struct {
 	*httptest.Server
-	mu    sync.Mutex
-	repos map[string]*repoDouble
-	cdn   string // where large files are redirected to; "" = the hub itself
-	// fault may answer a request for file content itself, by returning true.
-	fault    func(w http.ResponseWriter, r *http.Request, f *fileDouble) bool
+	mu       sync.Mutex
+	repos    map[string]*repoDouble
+	cdn      string // where large files are redirected to; "" = the hub itself
+	faulty   fault
 	requests []string    // "GET path"
 	auth     atomic.Bool // a CDN request carried credentials
 	served   atomic.Int64
+	active   atomic.Int64
 	onServed func(total int64)
+}
+
+// fault may answer a request for file content itself, by returning true.
+type fault func(w http.ResponseWriter, r *http.Request, f *fileDouble) bool
+
+func (h *hubDouble) setFault(f fault) {
+	h.mu.Lock()
+	h.faulty = f
+	h.mu.Unlock()
 }
 
 type repoDouble struct {
@@ -99,7 +108,17 @@ func (h *hubDouble) fail(w http.ResponseWriter, status int, code, text string) {
 	json.NewEncoder(w).Encode(map[string]string{"error": text})
 }
 
+// total waits until no answer is on its way and returns the bytes served.
+func (h *hubDouble) total() int64 {
+	for h.active.Load() > 0 {
+		time.Sleep(100 * time.Microsecond)
+	}
+	return h.served.Load()
+}
+
 func (h *hubDouble) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h.active.Add(1)
+	defer h.active.Add(-1)
 	h.mu.Lock()
 	h.requests = append(h.requests, r.Method+" "+r.URL.Path)
 	h.mu.Unlock()
@@ -237,7 +256,10 @@ func (h *hubDouble) tree(w http.ResponseWriter, repo *repoDouble) {
 
 // content serves bytes and counts them.
 func (h *hubDouble) content(w http.ResponseWriter, r *http.Request, f *fileDouble) {
-	if h.fault != nil && h.fault(w, r, f) {
+	h.mu.Lock()
+	faulty := h.faulty
+	h.mu.Unlock()
+	if faulty != nil && faulty(w, r, f) {
 		return
 	}
 	w.Header().Set("ETag", `"`+f.etag()+`"`)
@@ -253,8 +275,11 @@ type countingWriter struct {
 func (c *countingWriter) Write(p []byte) (int, error) {
 	n, err := c.ResponseWriter.Write(p)
 	total := c.h.served.Add(int64(n))
-	if c.h.onServed != nil {
-		c.h.onServed(total)
+	c.h.mu.Lock()
+	f := c.h.onServed
+	c.h.mu.Unlock()
+	if f != nil {
+		f(total)
 	}
 	return n, err
 }
@@ -358,11 +383,15 @@ func check(t testing.TB, dir string, files map[string][]byte) {
 	}
 }
 
-// leftovers lists the files of unfinished downloads in a cache.
+// leftovers lists the files of unfinished downloads in a cache, which Sparkbar
+// and the hub library mark by their names.
 func leftovers(cache string) []string {
 	var list []string
 	filepath.WalkDir(cache, func(path string, e os.DirEntry, err error) error {
-		if err == nil && strings.Contains(e.Name(), "sparkbar") || strings.HasSuffix(path, ".incomplete") {
+		if err == nil && e.Name() == ".locks" {
+			return filepath.SkipDir // locks stay, as those of the hub library
+		}
+		if err == nil && (strings.Contains(e.Name(), "sparkbar") || strings.HasSuffix(path, ".incomplete")) {
 			list = append(list, filepath.Base(path))
 		}
 		return nil

@@ -51,15 +51,17 @@ type partial struct {
 func openPartial(ctx context.Context, d *disk, blob string, file repoFile, chunk int64) (p *partial, err error) {
 	p = &partial{disk: d, blob: blob, file: file, chunk: chunk, done: make([]bool, (file.Size+chunk-1)/chunk), sum: make(chan error, 1)}
 	p.changed.L = &p.mu
-	if p.data, err = d.open(blob+dataSuffix, 0); err != nil {
+	data, err := d.open(blob+dataSuffix, 0)
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			p.data.Close()
+			data.Close()
 		}
 	}()
-	info, err := p.data.Stat()
+	p.data = data
+	info, err := data.Stat()
 	if err != nil {
 		return nil, err
 	}
