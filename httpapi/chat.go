@@ -16,14 +16,14 @@ import (
 
 // chatCompletion is the answer of /chat/completions, whole or one chunk of it.
 type chatCompletion struct {
-	ID          string                    `json:"id"`
-	Object      string                    `json:"object"`
-	Created     int64                     `json:"created"`
-	Model       string                    `json:"model"`
-	Fingerprint string                    `json:"system_fingerprint"`
-	Choices     []chatChoice              `json:"choices"`
-	Usage       *usage                    `json:"usage,omitempty"`
-	Stats       *telemetry.RequestSummary `json:"x_mlx_dspark,omitempty"`
+	ID          string       `json:"id"`
+	Object      string       `json:"object"`
+	Created     int64        `json:"created"`
+	Model       string       `json:"model"`
+	Fingerprint string       `json:"system_fingerprint"`
+	Choices     []chatChoice `json:"choices"`
+	Usage       *usage       `json:"usage,omitempty"`
+	Stats       *statsBlock  `json:"x_mlx_dspark,omitempty"`
 }
 
 type chatChoice struct {
@@ -122,7 +122,6 @@ func (s *Server) chat(c *gin.Context) *apiError {
 	}
 	r := &chatRequest{s: s, id: "chatcmpl-" + randomHex(16), created: time.Now().Unix(), model: model, st: st}
 	req := engine.Request{ID: r.id, Client: clientName(c.Request), Reasoning: true}
-	req.Prompt.Messages = f.chatMessages()
 	req.Prompt.Tools = f.chatTools()
 	req.Tools = req.Prompt.Tools != nil
 	req.Prompt.Kwargs = f.templateKwargs()
@@ -141,6 +140,7 @@ func (s *Server) chat(c *gin.Context) *apiError {
 	streaming := f.flag("stream")
 	r.usage = f.streamUsage()
 	f.refuse()
+	req.Prompt.Messages = f.chatMessages()
 	if streaming && n > 1 {
 		f.fail(invalid("n", "'n' > 1 is not supported with stream=true"))
 	}
@@ -187,7 +187,7 @@ func (f *fields) refuse() {
 // report, -1 for none at all, and whether the integer form was used.
 func (f *fields) chatLogprobs() (n int, arrays bool) {
 	top := f.integer("top_logprobs", 0, f.profile.MaxTopLogprobs)
-	v, ok := f.get("logprobs")
+	v, ok := f.typed("logprobs", "boolean")
 	if !ok {
 		return -1, false
 	}
@@ -285,12 +285,19 @@ func (r *chatRequest) tokens(tokens []engine.Token) *chatLogprobs {
 
 func reason(res engine.Result) *string { return optional(string(res.FinishReason)) }
 
-// stats is the x_mlx_dspark block of an answer: that of its first choice.
-func (s *Server) stats(results []engine.Result) *telemetry.RequestSummary {
+// statsBlock is the x_mlx_dspark block.
+type statsBlock struct {
+	telemetry.RequestSummary
+	// BrokenToolCalls says why calls that the model began were left out.
+	BrokenToolCalls []string `json:"broken_tool_calls,omitempty"`
+}
+
+// stats is the block of an answer: that of its first choice.
+func (s *Server) stats(results []engine.Result) *statsBlock {
 	if !s.profile.Extras {
 		return nil
 	}
-	return &results[0].Stats
+	return &statsBlock{results[0].Stats, results[0].BrokenCalls}
 }
 
 // chunk writes one chunk with one choice.

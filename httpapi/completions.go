@@ -11,7 +11,6 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"sparkbar/engine"
-	"sparkbar/engine/telemetry"
 )
 
 // maxChoices bounds prompts times n of one request.
@@ -19,14 +18,14 @@ const maxChoices = 128
 
 // textCompletion is the answer of /completions, whole or one chunk of it.
 type textCompletion struct {
-	ID          string                    `json:"id"`
-	Object      string                    `json:"object"`
-	Created     int64                     `json:"created"`
-	Model       string                    `json:"model"`
-	Fingerprint string                    `json:"system_fingerprint"`
-	Choices     []textChoice              `json:"choices"`
-	Usage       *usage                    `json:"usage,omitempty"`
-	Stats       *telemetry.RequestSummary `json:"x_mlx_dspark,omitempty"`
+	ID          string       `json:"id"`
+	Object      string       `json:"object"`
+	Created     int64        `json:"created"`
+	Model       string       `json:"model"`
+	Fingerprint string       `json:"system_fingerprint"`
+	Choices     []textChoice `json:"choices"`
+	Usage       *usage       `json:"usage,omitempty"`
+	Stats       *statsBlock  `json:"x_mlx_dspark,omitempty"`
 }
 
 type textChoice struct {

@@ -72,8 +72,17 @@ func (f *fields) get(key string) (json.RawMessage, bool) {
 	return v, true
 }
 
-func (f *fields) text(key string) *string {
+// typed is get for a value of a type that the profile may insist on.
+func (f *fields) typed(key, want string) (json.RawMessage, bool) {
 	v, ok := f.get(key)
+	if _, there := f.raw[key]; there && !ok && f.prefix == "" && f.profile.RefuseNull[key] {
+		f.badType(key, want)
+	}
+	return v, ok
+}
+
+func (f *fields) text(key string) *string {
+	v, ok := f.typed(key, "string")
 	if !ok {
 		return nil
 	}
@@ -86,7 +95,7 @@ func (f *fields) text(key string) *string {
 }
 
 func (f *fields) boolean(key string) *bool {
-	v, ok := f.get(key)
+	v, ok := f.typed(key, "boolean")
 	if !ok {
 		return nil
 	}
@@ -106,7 +115,7 @@ func (f *fields) flag(key string) bool {
 
 // number reads a finite number within [lo, hi].
 func (f *fields) number(key string, lo, hi float64) *float64 {
-	v, ok := f.get(key)
+	v, ok := f.typed(key, "number")
 	if !ok {
 		return nil
 	}
@@ -124,7 +133,7 @@ func (f *fields) number(key string, lo, hi float64) *float64 {
 
 // integer reads a whole number within [lo, hi]; 5.0 counts as 5.
 func (f *fields) integer(key string, lo, hi int64) *int {
-	v, ok := f.get(key)
+	v, ok := f.typed(key, "integer")
 	if !ok {
 		return nil
 	}

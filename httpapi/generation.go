@@ -132,6 +132,7 @@ func (s *Server) sampling(f *fields) engine.Sampling {
 	q.PresenceContextSize = window("presence_context_size")
 	q.FrequencyContextSize = window("frequency_context_size")
 	q.LogitBias = f.logitBias()
+	f.integer("num_draft_tokens", 0, math.MaxInt32) // the server's own cap decides; no draft changes an answer
 	return v
 }
 
@@ -164,7 +165,7 @@ func (f *fields) logitBias() map[int32]float64 {
 		id, err := strconv.ParseInt(key, 10, 32)
 		x, ok := parseNumber([]byte(strings.Trim(string(v), `"`)))
 		if err != nil || id < 0 || !ok {
-			f.badType("logit_bias", "a dict of int to float")
+			f.badValue("logit_bias", "must be a dict of int to float")
 			return nil
 		}
 		bias[int32(id)] = x

@@ -976,6 +976,40 @@ func TestClientRequests(t *testing.T) {
 	}
 }
 
+// TestMLXLMValidation compares refusals with recorded ones of mlx_lm.server.
+func TestMLXLMValidation(t *testing.T) {
+	differs := map[string]string{ // recorded text → why ours is another
+		"Invalid JSON in request body: ":        "quotes Python behind the colon",
+		"'str' object has no attribute 'get'":   "quotes Python",
+		"'NoneType' object is not iterable":     "quotes Python",
+		"xtc_probability must be of type float": "an integer is a number",
+		"xtc_threshold must be of type float":   "an integer is a number",
+	}
+	b, err := os.ReadFile("testdata/mlx-lm-validation.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct{ Name, Body, Error string }
+	if err := json.Unmarshal(b, &cases); err != nil || len(cases) < 40 {
+		t.Fatal(len(cases), err)
+	}
+	e := enginetest.New(enginetest.Say("x"))
+	e.Answer(func(engine.Request) enginetest.Script { // what the engine's template says to odd messages
+		return enginetest.Script{Steps: []enginetest.Step{{Err: &engine.Error{Kind: engine.ErrInvalid, Field: "messages[0]", Message: "must be an object"}}}}
+	})
+	s := New(e, Options{Profile: MLXLMProfile()})
+	for _, c := range cases {
+		w := call(s, "POST", "/v1/chat/completions", c.Body)
+		excused := false
+		for text := range differs {
+			excused = excused || strings.HasPrefix(c.Error, text)
+		}
+		if want := string(encode(map[string]string{"error": c.Error})); !excused && (w.Code != 400 || w.Body.String() != want) || excused && w.Code/100 != 4 {
+			t.Errorf("%s: %d %s, want %s", c.Name, w.Code, w.Body, want)
+		}
+	}
+}
+
 // checkEnd looks for the regular end of a stream.
 func checkEnd(t *testing.T, path string, w *httptest.ResponseRecorder) {
 	t.Helper()

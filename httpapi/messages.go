@@ -9,7 +9,6 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"sparkbar/engine"
-	"sparkbar/engine/telemetry"
 )
 
 // signature stands where Anthropic signs thinking. Clients send it back and
@@ -22,15 +21,15 @@ const billingHeader = "x-anthropic-billing-header:"
 
 // anthropicMessage is an answer of /messages.
 type anthropicMessage struct {
-	ID           string                    `json:"id"`
-	Type         string                    `json:"type"`
-	Role         string                    `json:"role"`
-	Model        string                    `json:"model"`
-	Content      []any                     `json:"content"`
-	StopReason   *string                   `json:"stop_reason"`
-	StopSequence *string                   `json:"stop_sequence"`
-	Usage        anthropicUsage            `json:"usage"`
-	Stats        *telemetry.RequestSummary `json:"x_mlx_dspark,omitempty"`
+	ID           string         `json:"id"`
+	Type         string         `json:"type"`
+	Role         string         `json:"role"`
+	Model        string         `json:"model"`
+	Content      []any          `json:"content"`
+	StopReason   *string        `json:"stop_reason"`
+	StopSequence *string        `json:"stop_sequence"`
+	Usage        anthropicUsage `json:"usage"`
+	Stats        *statsBlock    `json:"x_mlx_dspark,omitempty"`
 }
 
 // anthropicUsage counts as Anthropic does: input and cache reads are disjoint,
@@ -208,8 +207,8 @@ type (
 		Usage anthropicUsage `json:"usage"`
 	}
 	messageStop struct {
-		Type  string                    `json:"type"`
-		Stats *telemetry.RequestSummary `json:"x_mlx_dspark,omitempty"`
+		Type  string      `json:"type"`
+		Stats *statsBlock `json:"x_mlx_dspark,omitempty"`
 	}
 	ping struct {
 		Type string `json:"type"`

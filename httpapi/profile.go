@@ -23,6 +23,10 @@ type Profile struct {
 	ValueMessage         func(field, rule string) string
 	NoMessages, NoPrompt string
 
+	// RefuseNull names the fields in which null is a value of the wrong type;
+	// elsewhere it is the same as absent.
+	RefuseNull map[string]bool
+
 	// Smallest max_tokens and top_k that are accepted; 0 tokens mean the
 	// default, and any top_k below 1 means off.
 	MinMaxTokens, MinTopK int64
@@ -76,6 +80,23 @@ func SparkbarProfile() Profile {
 // MLXLMProfile answers OpenAI routes in the manner of mlx_lm.server.
 func MLXLMProfile() Profile {
 	zero, window := 0.0, 20
+	names := func(field string) string {
+		switch field { // what that server calls them in its messages
+		case "max_completion_tokens":
+			return "max_tokens"
+		case "model":
+			return "requested_model"
+		case "adapters":
+			return "adapter"
+		}
+		return field
+	}
+	refuseNull := map[string]bool{}
+	for _, f := range []string{"stream", "max_tokens", "temperature", "top_p", "top_k", "min_p", "num_draft_tokens", "repetition_penalty",
+		"repetition_context_size", "presence_penalty", "presence_context_size", "frequency_penalty", "frequency_context_size",
+		"logprobs", "top_logprobs", "xtc_probability", "xtc_threshold", "model"} {
+		refuseNull[f] = true
+	}
 	words := map[string]string{"string": "str", "boolean": "bool", "number": "('float', 'int')",
 		"integer": "int", "list": "list", "object": "dict"}
 	return Profile{
@@ -100,9 +121,10 @@ func MLXLMProfile() Profile {
 			if w, ok := words[want]; ok {
 				want = w
 			}
-			return fmt.Sprintf("%s must be of type %s", field, want)
+			return fmt.Sprintf("%s must be of type %s", names(field), want)
 		},
-		ValueMessage:     func(field, rule string) string { return field + " " + rule },
+		ValueMessage:     func(field, rule string) string { return names(field) + " " + rule },
+		RefuseNull:       refuseNull,
 		NoMessages:       "Request did not contain messages",
 		NoPrompt:         "Request did not contain a prompt",
 		MinMaxTokens:     1,

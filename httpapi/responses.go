@@ -10,21 +10,20 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"sparkbar/engine"
-	"sparkbar/engine/telemetry"
 )
 
 // responseObject is an answer of /responses. The fields behind Stats echo the
 // request.
 type responseObject struct {
-	ID         string                    `json:"id"`
-	Object     string                    `json:"object"`
-	CreatedAt  int64                     `json:"created_at"`
-	Status     string                    `json:"status"`
-	Model      string                    `json:"model"`
-	Output     []any                     `json:"output"`
-	Usage      *responseUsage            `json:"usage,omitempty"`
-	Incomplete *incompleteDetails        `json:"incomplete_details,omitempty"`
-	Stats      *telemetry.RequestSummary `json:"x_mlx_dspark,omitempty"`
+	ID         string             `json:"id"`
+	Object     string             `json:"object"`
+	CreatedAt  int64              `json:"created_at"`
+	Status     string             `json:"status"`
+	Model      string             `json:"model"`
+	Output     []any              `json:"output"`
+	Usage      *responseUsage     `json:"usage,omitempty"`
+	Incomplete *incompleteDetails `json:"incomplete_details,omitempty"`
+	Stats      *statsBlock        `json:"x_mlx_dspark,omitempty"`
 
 	Error             *responseFault  `json:"error"`
 	Instructions      *string         `json:"instructions"`

@@ -465,6 +465,18 @@ func TestChatLogprobs(t *testing.T) {
 	}
 }
 
+// TestBrokenToolCall: markup that is no call is left out and reported.
+func TestBrokenToolCall(t *testing.T) {
+	script := enginetest.Say("Well")
+	script.Result.BrokenCalls = []string{"the arguments end early"}
+	for _, body := range []string{chatBody, chatStream} {
+		w := call(New(enginetest.New(script), Options{}), "POST", "/v1/chat/completions", body)
+		if !strings.Contains(w.Body.String(), `"broken_tool_calls":["the arguments end early"]}`) || !strings.Contains(w.Body.String(), `"finish_reason":"stop"`) {
+			t.Errorf("%s", w.Body)
+		}
+	}
+}
+
 func TestCompletionBatch(t *testing.T) {
 	e := enginetest.New(enginetest.Script{})
 	e.Answer(func(r engine.Request) enginetest.Script {

@@ -107,7 +107,7 @@ func (c *Client) Chat(ctx context.Context, r ChatRequest, on func(ChatDelta) err
 			return result, fmt.Errorf("the server sent a chunk that is not JSON: %w", err)
 		}
 		if chunk.Error != nil {
-			return result, errorOf(http.StatusInternalServerError, []byte(e.data))
+			return result, orCancelled(ctx, errorOf(http.StatusInternalServerError, []byte(e.data)))
 		}
 		result.ID, result.Model = chunk.ID, chunk.Model
 		if chunk.Stats != nil {
