@@ -68,6 +68,9 @@ func testGolden(t *testing.T, b compute.Backend, dir string) {
 	checkCaches(t, r.m, g)
 
 	for name, p := range g.Prompts {
+		if underRace && name == "long" {
+			continue
+		}
 		want := data.rows(t, name+".logits")
 		one := r.seq()
 		all := r.step(one, p.IDs, len(p.IDs))
