@@ -237,7 +237,10 @@ func (s *Server) generate(ctx context.Context, req engine.Request, emit func(eng
 			err = &engine.Error{Kind: engine.ErrInternal, Message: "internal error, see the log for request " + req.ID}
 		}
 	}()
-	return s.engine.Generate(ctx, req, emit)
+	if res, err = s.engine.Generate(ctx, req, emit); err == nil {
+		s.latest.Store(&res.Stats)
+	}
+	return res, err
 }
 
 // failure turns the error of a generation into an answer.

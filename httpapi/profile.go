@@ -101,7 +101,10 @@ func MLXLMProfile() Profile {
 		"integer": "int", "list": "list", "object": "dict"}
 	return Profile{
 		Name: "mlx-lm",
-		ErrorBody: func(_ dialect, e *apiError) any {
+		ErrorBody: func(d dialect, e *apiError) any {
+			if d != dialectOpenAI { // routes that mlx_lm.server does not have
+				return envelope(d, e)
+			}
 			return struct {
 				Error string `json:"error"`
 			}{e.Message}

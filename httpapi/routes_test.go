@@ -758,6 +758,23 @@ func TestHealthDuringSwap(t *testing.T) {
 	}
 }
 
+func TestVerdict(t *testing.T) {
+	ratio := 0.9
+	script := enginetest.Say("ok")
+	script.Result.Stats.RooflineRatio, script.Result.Stats.ContextTokens = &ratio, 2000
+	e := enginetest.New(script)
+	s := New(e, Options{})
+	if w := call(s, "GET", "/metrics", ""); !strings.Contains(w.Body.String(), `"verdict":null`) {
+		t.Errorf("before traffic: %s", w.Body)
+	}
+	call(s, "POST", "/v1/chat/completions", chatBody)
+	e.Total.Requests = 1
+	w := call(s, "GET", "/metrics", "")
+	if body := w.Body.String(); !strings.Contains(body, `"verdict":{"level":"healthy"`) || !strings.Contains(body, "2000") {
+		t.Errorf("%s", body)
+	}
+}
+
 func TestPrometheus(t *testing.T) {
 	e := enginetest.New(enginetest.Say("ok"))
 	st := e.Status()
@@ -820,6 +837,9 @@ func TestMLXLMProfile(t *testing.T) {
 	events := parseSSE(w.Body.String())
 	if len(events) != 4 || !strings.Contains(events[0].data, `"delta":{"role":"assistant","reasoning":"hm"}`) || !strings.Contains(events[2].data, `"object":"chat.completion",`) {
 		t.Errorf("%s", w.Body)
+	}
+	if w := call(s, "POST", "/v1/messages", `{}`); !strings.Contains(w.Body.String(), `{"type":"error"`) {
+		t.Errorf("a route of another dialect: %s", w.Body)
 	}
 	if w := call(s, "GET", "/v1/models", ""); w.Body.String() != `{"object":"list","data":[{"id":"tiny-chat","object":"model","created":1700000000}]}` {
 		t.Errorf("%s", w.Body)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -84,6 +85,7 @@ type Server struct {
 	router   *gin.Engine
 	methods  map[string]string // path → methods, for 405
 	stopping chan struct{}     // closed when Serve begins to drain
+	latest   atomic.Pointer[telemetry.RequestSummary]
 }
 
 // New returns a server for e.

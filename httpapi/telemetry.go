@@ -177,9 +177,26 @@ func (s *Server) metrics(c *gin.Context) *apiError {
 	if err != nil {
 		return err
 	}
-	s.reply(c, http.StatusOK, metricsReply{Model: st.Model.ID, Mode: st.Model.Mode, TotalsReport: s.engine.Totals(),
-		Rounds: s.engine.Rounds().Stats(), liveness: s.livenessOf(st)})
+	m := metricsReply{Model: st.Model.ID, Mode: st.Model.Mode, TotalsReport: s.engine.Totals(),
+		Rounds: s.engine.Rounds().Stats(), liveness: s.livenessOf(st)}
+	if last := s.latest.Load(); last != nil && m.Requests > 0 {
+		m.Verdict = verdict(last, st.Model)
+	}
+	s.reply(c, http.StatusOK, m)
 	return nil
+}
+
+// verdict weighs the latest generation. Plain decoding reads all weights per
+// token, so its share of the roofline is the share of the memory bandwidth.
+func verdict(last *telemetry.RequestSummary, m *engine.ModelInfo) *telemetry.Verdict {
+	in := telemetry.VerdictInput{DecodeTPS: last.DecodeTokensPerSec, RatioToCeiling: last.RooflineRatio, Mode: last.Mode, AcceptLen: last.AcceptLen,
+		Pressure: "unknown", SwapDeltaBytes: last.SwapDeltaBytes, DecayRatio: last.DecayRatio, Cold: last.Cold,
+		ContextTokens: last.ContextTokens, ContextWindow: m.ContextWindow}
+	if last.Mode == "baseline" {
+		in.MBU = last.RooflineRatio
+	}
+	v := in.Verdict()
+	return &v
 }
 
 func wantsPrometheus(c *gin.Context) bool {
