@@ -38,8 +38,9 @@ func GeometryOf(cfg checkpoint.Config) Geometry {
 	number := func(key string, def int) int64 {
 		return int64(min(max(text.IntOr(key, def), 0), 1<<28))
 	}
+	count := func(def int) int64 { return min(number("num_hidden_layers", def), 1<<12) }
 	var (
-		layers  = min(number("num_hidden_layers", 0), 1<<12)
+		layers  = count(0)
 		heads   = number("num_attention_heads", 0)
 		hidden  = number("hidden_size", 0)
 		kvHeads = number("num_key_value_heads", int(heads))
@@ -81,7 +82,7 @@ func GeometryOf(cfg checkpoint.Config) Geometry {
 			full()
 		}
 	case family("gemma4"):
-		layers, kvHeads, dim = number("num_hidden_layers", 35), number("num_key_value_heads", 1), number("head_dim", 256)
+		layers, kvHeads, dim = count(35), number("num_key_value_heads", 1), number("head_dim", 256)
 		own := layers - number("num_kv_shared_layers", 20)
 		every := max(number("sliding_window_pattern", 5), 1)
 		for i := range own {
@@ -101,15 +102,15 @@ func GeometryOf(cfg checkpoint.Config) Geometry {
 		}
 	case family("gemma3"):
 		dim = number("head_dim", 256)
-		layers = min(number("num_hidden_layers", 26), 1<<12)
+		layers = count(26)
 		pattern(number("sliding_window_pattern", int(number("_sliding_window_pattern", 6))), 512)
 	case family("gpt_oss"):
 		dim, kvHeads = number("head_dim", 64), number("num_key_value_heads", 8)
-		layers = min(number("num_hidden_layers", 36), 1<<12)
+		layers = count(36)
 		pattern(2, 128)
 	case family("muse_glimmer"):
 		dim, kvHeads = number("head_dim", 128), number("num_key_value_heads", 2)
-		layers = min(number("num_hidden_layers", 52), 1<<12)
+		layers = count(52)
 		pattern(4, 2048)
 	case family("deepseek_v3", "kimi_k2", "joyai_llm_flash"):
 		// One compressed row stands for the keys and values of all heads.
