@@ -56,10 +56,8 @@ func deepseekV3(cfg checkpoint.Config, l *Loader) *Model {
 		NormEps: 1e-20, Scale: float32(cfg.FloatOr("routed_scaling_factor", 1)),
 	}
 	rule.Normalize = cfg.BoolOr("norm_topk_prob", true) && rule.TopK > 1
-	for what, size := range map[string]int{"hidden_size": hidden, "num_hidden_layers": n, "vocab_size": vocab, "num_attention_heads": heads, "kv_lora_rank": rank,
-		"qk_nope_head_dim": nope, "qk_rope_head_dim": turn, "v_head_dim": value, "moe_layer_freq": freq} {
-		l.Positive(what, size)
-	}
+	l.AllPositive(map[string]int{"hidden_size": hidden, "num_hidden_layers": n, "vocab_size": vocab, "num_attention_heads": heads, "kv_lora_rank": rank,
+		"qk_nope_head_dim": nope, "qk_rope_head_dim": turn, "v_head_dim": value, "moe_layer_freq": freq})
 	if experts > 0 {
 		l.experts(experts, rule.TopK)
 		l.groups(experts, rule.Groups, rule.TopGroups)

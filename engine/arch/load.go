@@ -3,6 +3,7 @@ package arch
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -374,5 +375,12 @@ const maxSize = 1 << 24
 func (l *Loader) Positive(what string, n int) {
 	if n <= 0 || n > maxSize {
 		l.Fail("%w: %s must be positive and at most %d, is %d", errConfig, what, maxSize, n)
+	}
+}
+
+// AllPositive is Positive for several sizes by their names.
+func (l *Loader) AllPositive(sizes map[string]int) {
+	for _, what := range slices.Sorted(maps.Keys(sizes)) {
+		l.Positive(what, sizes[what])
 	}
 }

@@ -56,10 +56,8 @@ func nemotronH(cfg checkpoint.Config, l *Loader) *Model {
 		shared     = cfg.IntOr("n_shared_experts", 0)
 		sharedSize = cfg.IntOr("moe_shared_expert_intermediate_size", 0)
 	)
-	for what, size := range map[string]int{"hidden_size": hidden, "vocab_size": vocab, "num_attention_heads": heads, "mamba_num_heads": mHeads,
-		"mamba_head_dim": mDim, "n_groups": groups, "ssm_state_size": state, "conv_kernel": kernel} {
-		l.Positive(what, size)
-	}
+	l.AllPositive(map[string]int{"hidden_size": hidden, "vocab_size": vocab, "num_attention_heads": heads, "mamba_num_heads": mHeads,
+		"mamba_head_dim": mDim, "n_groups": groups, "ssm_state_size": state, "conv_kernel": kernel})
 	if len(limits) == 0 {
 		limits = []float64{0, math.Inf(1)}
 	}

@@ -108,10 +108,8 @@ func (l *Loader) hasFirst(suffix string, pass func(shape []int) bool) bool {
 }
 
 func qwenHybrid(cfg checkpoint.Config, c qwenHybridConfig, l *Loader) *Model {
-	for what, size := range map[string]int{"hidden_size": c.hidden, "num_hidden_layers": c.layers, "vocab_size": c.vocab, "full_attention_interval": c.interval,
-		"linear_num_key_heads": c.kHeads, "linear_num_value_heads": c.vHeads, "linear_key_head_dim": c.kDim, "linear_value_head_dim": c.vDim, "linear_conv_kernel_dim": c.kernel} {
-		l.Positive(what, size)
-	}
+	l.AllPositive(map[string]int{"hidden_size": c.hidden, "num_hidden_layers": c.layers, "vocab_size": c.vocab, "full_attention_interval": c.interval,
+		"linear_num_key_heads": c.kHeads, "linear_num_value_heads": c.vHeads, "linear_key_head_dim": c.kDim, "linear_value_head_dim": c.vDim, "linear_conv_kernel_dim": c.kernel})
 	l.heads(c.heads, c.kvHeads, c.dim)
 	if l.err == nil && c.vHeads%c.kHeads != 0 {
 		l.Fail("%w: linear_num_value_heads (%d) is not a multiple of linear_num_key_heads (%d)", errConfig, c.vHeads, c.kHeads)
