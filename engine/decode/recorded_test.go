@@ -14,6 +14,7 @@ import (
 	"sparkbar/engine/cache"
 	"sparkbar/engine/calibrate"
 	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/compute"
 )
 
 // recordings lists every file that the reference's recordings of speculation
@@ -286,6 +287,26 @@ func TestRowsOfBatches(t *testing.T) {
 				if out := g.generate(t, j); !slices.Equal(out.Tokens, want) {
 					t.Errorf("%s, row %d: %v, wants %v", filepath.Base(file), i, out.Tokens, want)
 				}
+			}
+		}
+	}
+}
+
+// A greedy round costs one program of the drafter and one of the target.
+func TestProgramsPerRound(t *testing.T) {
+	for _, b := range backends(t) {
+		for _, w := range ways(t) {
+			if w.mode != Draft || w.lookup {
+				continue
+			}
+			g := w.open(t, b)
+			j := w.job(ids(texts[0]), 24, 4)
+			target, drafter := b.Submits(compute.LabelTarget), b.Submits(compute.LabelDraft)
+			out := g.generate(t, j)
+			target, drafter = b.Submits(compute.LabelTarget)-target, b.Submits(compute.LabelDraft)-drafter
+			// What the last round committed is read when the context ends.
+			if target != int64(out.TargetForwards) || drafter > int64(out.Rounds)+1 {
+				t.Errorf("%s: %d target and %d drafter programs for %d forwards in %d rounds", w.name, target, drafter, out.TargetForwards, out.Rounds)
 			}
 		}
 	}

@@ -74,7 +74,7 @@ func (d *DSpark) build(ck *checkpoint.Checkpoint) error {
 		d.out = l.Weight("lm_head", c.draftVocab, c.hidden)
 	case c.draftVocab != c.vocab:
 		return errors.New("it has a reduced vocabulary but no lm_head")
-	case c.vocab != m.Head.Rows:
+	case c.vocab > m.Head.Rows:
 		return fmt.Errorf("it has no lm_head and its vocabulary is %d, the target's %d; it was made for another model", c.vocab, m.Head.Rows)
 	default:
 		d.out = m.Head
@@ -282,7 +282,7 @@ func (x *dsparkContext) Propose(r Request) (Proposal, error) {
 		return Proposal{}, err
 	}
 	h := d.run(f, d.slotRows(f)).Slice(c.start, c.start+n)
-	z := d.logits(f, h, d.out, c.softcap)
+	z := d.logits(f, h, d.out, c.softcap).Columns(0, c.draftVocab) // a borrowed head may be padded
 	if r.Sampler.Greedy() {
 		return x.greedy(f, h, z, r)
 	}
