@@ -84,7 +84,12 @@ static void kv_store(const sb_kv *kv, kv_row to, const float *x, int64_t dim) {
 		memcpy(to.codes, x, dim * 4);
 		return;
 	}
-	for (int64_t i = 0; i < dim; i++) {
+	int64_t i = 0;
+#if defined(SB_AVX512) || defined(SB_AVX2) || defined(SB_NEON)
+	for (; kv->dtype == SB_F16 && i + W <= dim; i += W)
+		v_store_half(to.codes + 2 * i, v_ld(x + i));
+#endif
+	for (; i < dim; i++) {
 		const uint16_t h = kv->dtype == SB_F16 ? f32_f16(x[i]) : f32_bf16(x[i]);
 		memcpy(to.codes + 2 * i, &h, 2);
 	}
@@ -137,37 +142,130 @@ static void merge(partial *a, const partial *b, int64_t n) {
 		v_store(a->acc + i, v_fma(v_load(a->acc + i, n - i), v_set(ea), v_load(b->acc + i, n - i) * eb), n - i);
 }
 
-// Attention of one row and one KV head (g query heads) over positions [from, to)
-// of a page, into p[g].
-static void attend_page(const sb_attention *a, int64_t r, int64_t head, int64_t page, int64_t from, int64_t to, partial *p, float *buf) {
-	const sb_kv *kv = &a->kv;
-	const int64_t g = a->per, kd = kv->kdim, vd = kv->vdim, kp = padded(kd), vp = padded(vd);
-	const int v_in_k = kv->v == 0;
-	const int direct = !kv->bits && kv->dtype == SB_F32;
-	float *score = buf, *kbuf = score + g * PAGE, *vbuf = kbuf + PAGE * kp;
-	const float *q = row(a->q, r) + head * g * kd;
-	for (int64_t i = 0; i < g * PAGE; i++)
-		score[i] = -INFINITY;
-	for (int64_t j = from; j < to; j++) {
-		const float *k = kv_load(kv, kv_at(kv, kv->k, kv->kpage, kd, page, head, j), kd, kbuf + j * kp);
-		for (int64_t h = 0; h < g; h++)
-			score[h * PAGE + j] = a->scale * dot(q + h * kd, k, kd);
+// The rows of one head of a page as float32: in place, or decoded into scratch.
+typedef struct {
+	const float *k, *v;
+	int64_t ldk, ldv;
+} kv_page;
+
+static kv_page page_load(const sb_kv *kv, int64_t page, int64_t head, int64_t from, int64_t to, float *buf) {
+	const int64_t kd = kv->kdim, vd = kv->vdim, kp = padded(kd), vp = padded(vd);
+	float *kbuf = buf, *vbuf = buf + PAGE * kp;
+	kv_page p = {kbuf, vbuf, kp, vp};
+	if (!kv->bits && kv->dtype == SB_F32) {
+		p.k = (const float *)kv_at(kv, kv->k, kv->kpage, kd, page, head, 0).codes;
+		p.ldk = kd;
+		if (kv->v) {
+			p.v = (const float *)kv_at(kv, kv->v, kv->vpage, vd, page, head, 0).codes;
+			p.ldv = vd;
+		}
+	} else
+		for (int64_t j = from; j < to; j++) {
+			kv_load(kv, kv_at(kv, kv->k, kv->kpage, kd, page, head, j), kd, kbuf + j * kp);
+			if (kv->v)
+				kv_load(kv, kv_at(kv, kv->v, kv->vpage, vd, page, head, j), vd, vbuf + j * vp);
+		}
+	if (!kv->v) {
+		p.v = p.k;
+		p.ldv = p.ldk;
 	}
-	const float *v = v_in_k ? kbuf : vbuf;
-	int64_t ldv = v_in_k ? kp : vp;
-	if (direct) {
-		v = (const float *)(v_in_k ? kv_at(kv, kv->k, kv->kpage, kd, page, head, 0) : kv_at(kv, kv->v, kv->vpage, vd, page, head, 0)).codes;
-		ldv = v_in_k ? kd : vd;
-	} else if (!v_in_k)
-		for (int64_t j = from; j < to; j++)
-			kv_load(kv, kv_at(kv, kv->v, kv->vpage, vd, page, head, j), vd, vbuf + j * vp);
+	return p;
+}
+
+// score[h][j..j+3] = q[h] . k[j..j+3] for n query heads, n <= 4.
+INL void scores_of(int n, const float *q, int64_t dim, const float *k, int64_t ldk, float *score) {
+	vf acc[4][4];
+#pragma GCC unroll 4
+	for (int h = 0; h < n; h++)
+#pragma GCC unroll 4
+		for (int j = 0; j < 4; j++)
+			acc[h][j] = (vf){0};
+	for (int64_t i = 0; i < dim; i += W) {
+		vf kv[4];
+#pragma GCC unroll 4
+		for (int j = 0; j < 4; j++)
+			kv[j] = v_load(k + j * ldk + i, dim - i);
+#pragma GCC unroll 4
+		for (int h = 0; h < n; h++) {
+			vf qv = v_load(q + h * dim + i, dim - i);
+#pragma GCC unroll 4
+			for (int j = 0; j < 4; j++)
+				acc[h][j] = v_fma(qv, kv[j], acc[h][j]);
+		}
+	}
+#pragma GCC unroll 4
+	for (int h = 0; h < n; h++)
+		v_store_sums(score + h * PAGE, acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
+}
+
+// p[h].acc[i..] = sum over j of score[h][j] * v[j][i..] for n heads and `vecs`
+// whole vectors, or one that may be partial.
+INL void values_of(int n, int vecs, const float *score, int64_t from, int64_t to, const float *v, int64_t ldv, int64_t left, partial *p, int64_t i) {
+	vf acc[4][4];
+#pragma GCC unroll 4
+	for (int h = 0; h < n; h++)
+#pragma GCC unroll 4
+		for (int c = 0; c < vecs; c++)
+			acc[h][c] = (vf){0};
+	for (int64_t j = from; j < to; j++) {
+		vf x[4];
+#pragma GCC unroll 4
+		for (int c = 0; c < vecs; c++)
+			x[c] = vecs > 1 ? v_ld(v + j * ldv + i + c * W) : v_load(v + j * ldv + i, left);
+#pragma GCC unroll 4
+		for (int h = 0; h < n; h++) {
+			vf e = v_set(score[h * PAGE + j]);
+#pragma GCC unroll 4
+			for (int c = 0; c < vecs; c++)
+				acc[h][c] = v_fma(e, x[c], acc[h][c]);
+		}
+	}
+#pragma GCC unroll 4
+	for (int h = 0; h < n; h++)
+#pragma GCC unroll 4
+		for (int c = 0; c < vecs; c++)
+			if (vecs > 1)
+				v_st(p[h].acc + i + c * W, acc[h][c]);
+			else
+				v_store(p[h].acc + i, acc[h][c], left);
+}
+
+// Heads that share a loaded vector: as many as the registers hold.
+#if defined(SB_AVX512) || defined(SB_NEON)
+enum { HEAD_TILE = 4 };
+#else
+enum { HEAD_TILE = 2 };
+#endif
+
+// One row and one KV head (a->per query heads) over positions [from, to) of a
+// page, into p[h]. Rows that are loaded but not visible do no harm to scores,
+// which are overwritten, and are not read as values.
+static void attend_page(const sb_attention *a, const float *q, const kv_page *kv, int64_t from, int64_t to, partial *p, float *score) {
+	const int64_t g = a->per, kd = a->kv.kdim, vd = a->kv.vdim;
+	for (int64_t j = from & ~3; j < to; j += 4)
+		for (int64_t h = 0, n; h < g; h += n) {
+			const float *k = kv->k + j * kv->ldk;
+			float *s = score + h * PAGE + j;
+			n = g - h >= HEAD_TILE ? HEAD_TILE : g - h >= 2 ? 2 : 1;
+			if (n == 4)
+				scores_of(4, q + h * kd, kd, k, kv->ldk, s);
+			else if (n == 2)
+				scores_of(2, q + h * kd, kd, k, kv->ldk, s);
+			else
+				scores_of(1, q + h * kd, kd, k, kv->ldk, s);
+		}
 	for (int64_t h = 0; h < g; h++) {
 		float *s = score + h * PAGE;
-		if (a->softcap > 0)
-			for (int64_t j = 0; j < PAGE; j += W) {
-				vf t = a->softcap * v_tanh(v_ld(s + j) / a->softcap);
-				v_st(s + j, v_select(v_ld(s + j) == -INFINITY, v_set(-INFINITY), t));
-			}
+		for (int64_t j = 0; j < PAGE; j += W) {
+			vf t = v_ld(s + j) * a->scale;
+			if (a->softcap > 0)
+				t = a->softcap * v_tanh(t / a->softcap);
+			v_st(s + j, t);
+		}
+		for (int64_t j = 0; j < from; j++)
+			s[j] = -INFINITY;
+		for (int64_t j = to; j < PAGE; j++)
+			s[j] = -INFINITY;
 		const float m = largest(s, PAGE);
 		vf sum = {0};
 		for (int64_t j = 0; j < PAGE; j += W) {
@@ -177,29 +275,21 @@ static void attend_page(const sb_attention *a, int64_t r, int64_t head, int64_t 
 		}
 		p[h].max = m;
 		p[h].sum = v_sum(sum);
-		float *acc = p[h].acc;
+	}
+	for (int64_t h = 0, n; h < g; h += n) {
+		const float *s = score + h * PAGE;
+		n = g - h >= HEAD_TILE ? HEAD_TILE : g - h >= 2 ? 2 : 1;
 		int64_t i = 0;
-		for (; i + 4 * W <= vd; i += 4 * W) {
-			vf c0 = {0}, c1 = {0}, c2 = {0}, c3 = {0};
-			for (int64_t j = from; j < to; j++) {
-				const float *x = v + j * ldv + i;
-				vf e = v_set(s[j]);
-				c0 = v_fma(e, v_ld(x), c0);
-				c1 = v_fma(e, v_ld(x + W), c1);
-				c2 = v_fma(e, v_ld(x + 2 * W), c2);
-				c3 = v_fma(e, v_ld(x + 3 * W), c3);
-			}
-			v_st(acc + i, c0);
-			v_st(acc + i + W, c1);
-			v_st(acc + i + 2 * W, c2);
-			v_st(acc + i + 3 * W, c3);
-		}
-		for (; i < vd; i += W) {
-			vf c = {0};
-			for (int64_t j = from; j < to; j++)
-				c = v_fma(v_set(s[j]), v_load(v + j * ldv + i, vd - i), c);
-			v_store(acc + i, c, vd - i);
-		}
+		for (; i + 4 * W <= vd; i += 4 * W)
+			if (n == 4)
+				values_of(4, 4, s, from, to, kv->v, kv->ldv, 0, p + h, i);
+			else if (n == 2)
+				values_of(2, 4, s, from, to, kv->v, kv->ldv, 0, p + h, i);
+			else
+				values_of(1, 4, s, from, to, kv->v, kv->ldv, 0, p + h, i);
+		for (; i < vd; i += W)
+			for (int64_t one = 0; one < n; one++)
+				values_of(1, 1, s + one * PAGE, from, to, kv->v, kv->ldv, vd - i, p + h + one, i);
 	}
 }
 
@@ -224,42 +314,63 @@ INL float *part_at(const sb_attention *a, int64_t r, int64_t h, int64_t block) {
 	return (float *)a->part + ((r * a->heads + h) * a->table.cols + block) * a->part_size;
 }
 
-// A chunk is (row, KV head, range of pages). With one range the pages are merged
-// at once, else their partial sums are left for run_attnmerge; both merge in page
+// A chunk is (SB_ATTN_ROWS rows, KV head, range of pages); neighbouring rows of
+// one segment share the decoded pages. With one range the pages are merged at
+// once, else their partial sums are left for run_attnmerge; both merge in page
 // order.
 static void run_attention(const void *args, int64_t chunk, uint8_t *scratch) {
 	const sb_attention *a = args;
-	const int64_t split = chunk % a->splits, head = chunk / a->splits % a->kv.heads, r = chunk / a->splits / a->kv.heads;
-	const int64_t g = a->per, vd = a->kv.vdim, segment = irow(a->of, 0)[r];
-	partial *whole = (partial *)scratch, *p = whole + g;
-	float *accs = (float *)(p + g), *buf = accs + g * padded(vd);
-	int64_t lo, hi;
-	visible(a, r, &lo, &hi);
-	const int64_t b0 = lo / PAGE, blocks = hi > lo ? (hi + PAGE - 1) / PAGE - b0 : 0;
-	const int64_t from = b0 + blocks * split / a->splits, to = b0 + blocks * (split + 1) / a->splits;
-	if (a->splits == 1)
-		for (int64_t h = 0; h < g; h++)
-			whole[h] = start_of(a, head * g + h, row(a->out, r) + (head * g + h) * vd);
-	for (int64_t b = from; b < to; b++) {
-		const int64_t page = page_of(a->table, &a->kv, segment, b);
-		for (int64_t h = 0; h < g; h++) {
-			float *part = a->splits > 1 ? part_at(a, r, head * g + h, b) : NULL;
-			p[h] = (partial){0, -1, part ? part + 2 : accs + h * padded(vd)};
+	const int64_t split = chunk % a->splits, head = chunk / a->splits % a->kv.heads, tile = chunk / a->splits / a->kv.heads;
+	const int64_t g = a->per, vd = a->kv.vdim, end = min64((tile + 1) * SB_ATTN_ROWS, a->q.rows);
+	partial *whole = (partial *)scratch, *p = whole + SB_ATTN_ROWS * g;
+	float *accs = (float *)(p + g), *score = accs + g * padded(vd), *buf = score + g * PAGE;
+	memset(score, 0, g * PAGE * 4);
+	for (int64_t r0 = tile * SB_ATTN_ROWS, r1; r0 < end; r0 = r1) {
+		const int64_t segment = irow(a->of, 0)[r0];
+		int64_t lo[SB_ATTN_ROWS], hi[SB_ATTN_ROWS], first = INT64_MAX, last = 0; // blocks that any row sees
+		for (r1 = r0; r1 < end && irow(a->of, 0)[r1] == segment; r1++) {
+			const int64_t i = r1 - r0;
+			visible(a, r1, &lo[i], &hi[i]);
+			if (lo[i] < hi[i]) {
+				first = min64(first, lo[i] / PAGE);
+				last = max64(last, (hi[i] + PAGE - 1) / PAGE);
+			}
+			for (int64_t h = 0; h < g && a->splits == 1; h++)
+				whole[i * g + h] = start_of(a, head * g + h, row(a->out, r1) + (head * g + h) * vd);
 		}
-		if (page >= 0)
-			attend_page(a, r, head, page, max64(lo - b * PAGE, 0), min64(hi - b * PAGE, PAGE), p, buf);
-		for (int64_t h = 0; h < g; h++) {
-			if (a->splits > 1) {
-				float *part = part_at(a, r, head * g + h, b);
-				part[0] = p[h].max;
-				part[1] = p[h].sum;
-			} else if (page >= 0)
-				merge(&whole[h], &p[h], vd);
+		const int64_t blocks = last > first ? last - first : 0;
+		for (int64_t b = first + blocks * split / a->splits, bend = first + blocks * (split + 1) / a->splits; blocks > 0 && b < bend; b++) {
+			const int64_t page = page_of(a->table, &a->kv, segment, b);
+			int64_t from = PAGE, to = 0;
+			for (int64_t i = 0; i < r1 - r0; i++)
+				if (max64(lo[i], b * PAGE) < min64(hi[i], (b + 1) * PAGE)) {
+					from = min64(from, max64(lo[i] - b * PAGE, 0));
+					to = max64(to, min64(hi[i] - b * PAGE, PAGE));
+				}
+			kv_page kv = {0};
+			if (page >= 0 && from < to)
+				kv = page_load(&a->kv, page, head, from, to, buf);
+			for (int64_t i = 0; i < r1 - r0; i++) {
+				const int64_t rfrom = max64(lo[i] - b * PAGE, 0), rto = min64(hi[i] - b * PAGE, PAGE);
+				if (rfrom >= rto)
+					continue; // run_attnmerge does not look at this block either
+				for (int64_t h = 0; h < g; h++)
+					p[h] = (partial){0, -1, a->splits > 1 ? part_at(a, r0 + i, head * g + h, b) + 2 : accs + h * padded(vd)};
+				if (page >= 0)
+					attend_page(a, row(a->q, r0 + i) + head * g * a->kv.kdim, &kv, rfrom, rto, p, score);
+				for (int64_t h = 0; h < g; h++) {
+					if (a->splits > 1) {
+						float *part = part_at(a, r0 + i, head * g + h, b);
+						part[0] = p[h].max;
+						part[1] = p[h].sum;
+					} else if (page >= 0)
+						merge(&whole[i * g + h], &p[h], vd);
+				}
+			}
 		}
+		for (int64_t i = 0; i < (r1 - r0) * g && a->splits == 1; i++)
+			end_of(&whole[i], vd);
 	}
-	if (a->splits == 1)
-		for (int64_t h = 0; h < g; h++)
-			end_of(&whole[h], vd);
 }
 
 // A chunk is (row, query head).

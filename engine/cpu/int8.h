@@ -94,18 +94,22 @@ static void run_quant(const void *args, int64_t chunk, uint8_t *scratch) {
 			continue;
 		}
 		const float inverse = 127.0f / m;
-		int32_t total = 0;
+		vi sums = {0};
 		for (int i = 0; i < 32; i += W) {
 			vi code = (vi)(v_ld(x + i) * inverse + 12582912.0f) - 0x4b400000; // rounds to even
-			for (int l = 0; l < W; l++) {
-				q[i + l] = (int8_t)code[l];
-				total += code[l];
-			}
+			v_store_codes(q + i, code);
+			sums += code;
 		}
+		int32_t total = 0;
+		for (int l = 0; l < W; l++)
+			total += sums[l];
 		scale[t] = m / 127.0f;
 		sum[t] = scale[t] * (float)total;
 	}
 }
+
+// Four codes, broadcast straight from memory.
+typedef int32_t i32_any __attribute__((aligned(1), may_alias));
 
 // Dot products of 32 columns of a block with each of m <= 8 rows of codes.
 // 8-bit codes count as code-128 where SIGNED8 is set.
@@ -129,8 +133,7 @@ INL void dots(int bits, int m, const uint8_t *w, const int8_t *const *x, int64_t
 		__m512i a = _mm512_setzero_si512(), b = a;
 #pragma GCC unroll 4
 		for (int j = 0; j < 8; j += 2) {
-			int32_t u[2];
-			memcpy(u, x[i] + at + 4 * j, 8);
+			const i32_any *u = (const i32_any *)(x[i] + at + 4 * j);
 			a = _mm512_dpbusd_epi32(a, c[j], _mm512_set1_epi32(u[0]));
 			b = _mm512_dpbusd_epi32(b, c[j + 1], _mm512_set1_epi32(u[1]));
 		}
@@ -148,8 +151,7 @@ INL void dots(int bits, int m, const uint8_t *w, const int8_t *const *x, int64_t
 			__m256i v = _mm256_loadu_si256((const __m256i *)(w + 16 * j)), lo = _mm256_and_si256(v, low), hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
 #pragma GCC unroll 8
 			for (int i = 0; i < m; i++) {
-				int32_t u[2];
-				memcpy(u, x[i] + at + 4 * j, 8);
+				const i32_any *u = (const i32_any *)(x[i] + at + 4 * j);
 				__m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(lo, _mm256_set1_epi32(u[0])), _mm256_maddubs_epi16(hi, _mm256_set1_epi32(u[1])));
 				a[i] = j ? _mm256_add_epi16(a[i], p) : p;
 			}
@@ -159,8 +161,7 @@ INL void dots(int bits, int m, const uint8_t *w, const int8_t *const *x, int64_t
 			__m256i m0 = _mm256_abs_epi8(s0), m1 = _mm256_abs_epi8(s1);
 #pragma GCC unroll 8
 			for (int i = 0; i < m; i++) { // |code - 128| * 127 * 2 fits into 16 bits
-				int32_t u[2];
-				memcpy(u, x[i] + at + 4 * j, 8);
+				const i32_any *u = (const i32_any *)(x[i] + at + 4 * j);
 				__m256i p0 = _mm256_maddubs_epi16(m0, _mm256_sign_epi8(_mm256_set1_epi32(u[0]), s0)), p1 = _mm256_maddubs_epi16(m1, _mm256_sign_epi8(_mm256_set1_epi32(u[1]), s1));
 				__m256i p = _mm256_add_epi32(_mm256_madd_epi16(p0, one), _mm256_madd_epi16(p1, one));
 				a[i] = j ? _mm256_add_epi32(a[i], p) : p;
@@ -190,9 +191,7 @@ INL void dots(int bits, int m, const uint8_t *w, const int8_t *const *x, int64_t
 		int32x4_t a = vdupq_n_s32(0), b = a;
 #pragma GCC unroll 8
 		for (int j = 0; j < 8; j++) {
-			int32_t u;
-			memcpy(&u, x[i] + at + 4 * j, 4);
-			int8x16_t y = vreinterpretq_s8_s32(vdupq_n_s32(u));
+			int8x16_t y = vreinterpretq_s8_s32(vdupq_n_s32(*(const i32_any *)(x[i] + at + 4 * j)));
 #if defined(__ARM_FEATURE_DOTPROD)
 			a = vdotq_s32(a, c[j], y);
 #else

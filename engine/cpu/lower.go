@@ -544,11 +544,11 @@ func (l *lowerer) attention(o compute.Attention) error {
 	per := o.Heads / o.KV.Heads
 	c := C.sb_attention{q: view(o.Q), out: view(o.Out), of: view(o.Rows.Of), table: view(o.Pages.Table), lo: view(o.Pages.Lo), hi: view(o.Pages.Hi), sinks: view(o.Sinks),
 		kv: kv(o.KV), heads: C.int64_t(o.Heads), scale: C.float(o.Scale), softcap: C.float(o.SoftCap), per: C.int64_t(per), splits: 1}
-	// Per query head two partials and their sums; scores; a page of K and of V.
-	l.need(per*(8+padded(o.KV.VDim)+compute.PageSize) + compute.PageSize*(padded(o.KV.KDim)+padded(o.KV.VDim)) + 64)
+	// Partials of each row and query head, sums and scores of one row; a page of K and of V.
+	l.need(per*(4*(C.SB_ATTN_ROWS+1)+padded(o.KV.VDim)+compute.PageSize) + compute.PageSize*(padded(o.KV.KDim)+padded(o.KV.VDim)) + 64)
 	// Few rows over many pages: cut the pages too.
 	const most = 1 << 26
-	work, blocks := o.Rows.N*o.KV.Heads, o.Pages.Table.Cols
+	work, blocks := (o.Rows.N+C.SB_ATTN_ROWS-1)/C.SB_ATTN_ROWS*o.KV.Heads, o.Pages.Table.Cols
 	size := padded(o.KV.VDim + 2)
 	if bytes := 4 * o.Rows.N * o.Heads * blocks * size; l.threads > 1 && work > 0 && work < 4*l.threads && blocks >= 8 && bytes <= most {
 		part, err := l.parts.get(bytes)

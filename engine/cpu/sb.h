@@ -163,13 +163,14 @@ typedef struct {
 	sb_kv kv;
 } sb_kvwrite;
 
+enum { SB_ATTN_ROWS = 4 }; // rows of a chunk of attention
 typedef struct {
 	sb_view q, out, of, table, lo, hi, sinks;
 	sb_kv kv;
 	int64_t heads;
 	float scale, softcap;
-	int64_t per;       // query heads of a chunk: heads/kv.heads
-	int64_t splits;    // page ranges of a chunk; 1 = whole
+	int64_t per;       // query heads of a KV head
+	int64_t splits;    // ranges of pages, a chunk each; 1 = all pages
 	uintptr_t part;    // splits > 1: partial sums, one per (row, head, block)
 	int64_t part_size; // floats of one partial
 } sb_attention;

@@ -27,34 +27,49 @@ INL vi v_seti(int32_t x) { return x - (vi){0}; }
 INL vf v_select(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 INL vf v_abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
 
-// v_min and v_max return b when either is NaN.
+// v_min and v_max return b when either is NaN. v_half, v_bhalf and v_bytes widen
+// W float16, bfloat16 or unsigned byte elements; v_store_half rounds to float16;
+// v_store_codes stores the low bytes of small integers.
 #if defined(SB_AVX512)
 INL vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INL vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 INL vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INL vf v_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INL void v_store_half(void *p, vf v) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, 0)); }
+INL void v_store_codes(int8_t *p, vi v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v)); }
 INL vf v_bhalf(const void *p) { return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16); }
 INL vf v_bytes(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 INL vf v_ldn(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
 INL void v_stn(float *p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
-INL float v_sum(vf a) {
-	__m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-	__m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-	q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-	return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+// v_sum4 returns the sums of four vectors; v_sum has the same order of additions:
+// (0+2)+(1+3) in each quarter, then the quarters alike.
+INL __m128 v_sum4(vf a, vf b, vf c, vf d) {
+	__m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)), cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+	__m512 t = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+	__m256 h = _mm256_add_ps(_mm512_castps512_ps256(t), _mm512_extractf32x8_ps(t, 1));
+	return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
 }
+INL float v_sum(vf a) { return _mm_cvtss_f32(v_sum4(a, a, a, a)); }
 #elif defined(SB_AVX2)
 INL vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INL vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 INL vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INL vf v_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INL void v_store_half(void *p, vf v) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, 0)); }
+INL void v_store_codes(int8_t *p, vi v) {
+	__m128i h = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+	_mm_storel_epi64((__m128i *)p, _mm_packs_epi16(h, h));
+}
 INL vf v_bhalf(const void *p) { return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16); }
 INL vf v_bytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
-INL float v_sum(vf a) {
-	__m128 q = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-	q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-	return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+// v_sum4 returns the sums of four vectors; v_sum has the same order of additions:
+// (0+2)+(1+3) in each half, then the halves.
+INL __m128 v_sum4(vf a, vf b, vf c, vf d) {
+	__m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)), cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+	__m256 t = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+	return _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
 }
+INL float v_sum(vf a) { return _mm_cvtss_f32(v_sum4(a, a, a, a)); }
 #elif defined(SB_NEON)
 INL vf v_fma(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 INL vf v_min(vf a, vf b) { return v_select(a < b, a, b); }
@@ -63,6 +78,15 @@ INL vf v_half(const void *p) {
 	uint16_t h[4];
 	memcpy(h, p, sizeof h);
 	return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
+}
+INL void v_store_half(void *p, vf v) {
+	uint16x4_t h = vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v));
+	memcpy(p, &h, sizeof h);
+}
+INL void v_store_codes(int8_t *p, vi v) {
+	int16x4_t h = vmovn_s32((int32x4_t)v);
+	int8x8_t b = vmovn_s16(vcombine_s16(h, h));
+	memcpy(p, &b, 4);
 }
 INL vf v_bhalf(const void *p) {
 	uint16_t h[4];
@@ -75,13 +99,25 @@ INL vf v_bytes(const void *p) {
 	uint8x8_t b = vreinterpret_u8_u32(vdup_n_u32(u));
 	return (vf)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(b))));
 }
-INL float v_sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+INL float32x4_t v_sum4(vf a, vf b, vf c, vf d) {
+	return vpaddq_f32(vpaddq_f32((float32x4_t)a, (float32x4_t)b), vpaddq_f32((float32x4_t)c, (float32x4_t)d));
+}
+INL float v_sum(vf a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 #else
 INL vf v_fma(vf a, vf b, vf c) { return a * b + c; }
 INL vf v_min(vf a, vf b) { return v_select(a < b, a, b); }
 INL vf v_max(vf a, vf b) { return v_select(a > b, a, b); }
-INL float v_sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+INL vf v_sum4(vf a, vf b, vf c, vf d) {
+	return (vf){(a[0] + a[1]) + (a[2] + a[3]), (b[0] + b[1]) + (b[2] + b[3]), (c[0] + c[1]) + (c[2] + c[3]), (d[0] + d[1]) + (d[2] + d[3])};
+}
+INL float v_sum(vf a) { return (a[0] + a[1]) + (a[2] + a[3]); }
 #endif
+
+// p[0..3] = the sums of four vectors, each with the bits of v_sum.
+INL void v_store_sums(float *p, vf a, vf b, vf c, vf d) {
+	__typeof__(v_sum4(a, b, c, d)) t = v_sum4(a, b, c, d);
+	memcpy(p, &t, sizeof t);
+}
 
 #if !defined(SB_AVX512)
 INL vf v_ldn(const float *p, int64_t n) {

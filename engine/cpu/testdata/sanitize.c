@@ -187,7 +187,7 @@ static void caches(void) {
 		int64_t splits = 1 + rnd(3), part = (vd + 2 + 31) / 32 * 32;
 		sb_attention a = {.q = mat(rows, heads * per * kd), .out = mat(rows, heads * per * vd), .of = of, .table = table, .lo = lo, .hi = hi, .sinks = rnd(2) ? mat(1, heads * per) : (sb_view){0}, .kv = kv, .heads = heads * per, .scale = 0.1f, .softcap = rnd(2) ? 30.0f : 0, .per = per, .splits = splits, .part_size = part};
 		a.part = (uintptr_t)block(4 * rows * heads * per * nblocks * part);
-		OP(SB_ATTENTION, rows * heads * splits, sb_attention args = a);
+		OP(SB_ATTENTION, (rows + SB_ATTN_ROWS - 1) / SB_ATTN_ROWS * heads * splits, sb_attention args = a);
 		if (splits > 1)
 			OP(SB_ATTNMERGE, rows * heads * per, sb_attention args = a);
 	}
