@@ -4,10 +4,16 @@ import (
 	"testing"
 
 	"sparkbar/engine/compute"
+	"sparkbar/engine/cpu"
 )
 
 // backends are those that every golden must pass on.
-func backends(t *testing.T) []compute.Backend {
+func backends(t testing.TB) []compute.Backend {
 	t.Helper()
-	return []compute.Backend{compute.NewReference()}
+	exact, err := cpu.New(cpu.Options{Exact: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { exact.Close() })
+	return []compute.Backend{compute.NewReference(), exact}
 }
