@@ -21,6 +21,9 @@ type Prompt struct {
 	Kwargs map[string]any
 	// ContinueFinal leaves the last message open instead of starting a new turn.
 	ContinueFinal bool
+	// FoldSystem accepts system messages anywhere: where the template refuses
+	// them they become part of the user turn beside them.
+	FoldSystem bool
 
 	Text   *string // raw text; special tokens are added as the tokenizer does
 	Tokens []int32 // raw ids

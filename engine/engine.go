@@ -160,9 +160,10 @@ func (e *Engine) start(r LoadRequest, trusted bool) (<-chan error, error) {
 	})
 	done := make(chan error, 1)
 	go func() {
-		defer cancel()
-		defer e.loads.Unlock()
-		done <- e.swap(ctx, full)
+		err := e.swap(ctx, full)
+		cancel()
+		e.loads.Unlock() // before anybody hears of the end and asks for the next load
+		done <- err
 	}()
 	return done, nil
 }
@@ -250,12 +251,12 @@ func (e *Engine) Unload(ctx context.Context) (Status, error) {
 	})
 	done := make(chan struct{})
 	go func() {
-		defer close(done)
-		defer e.loads.Unlock()
 		if old != nil {
 			old.retire()
 		}
 		e.set(func() { e.state = StateIdle })
+		e.loads.Unlock()
+		close(done)
 	}()
 	select {
 	case <-done:

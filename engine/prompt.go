@@ -81,7 +81,7 @@ func (l *loaded) render(p Prompt) (string, error) {
 			kwargs.Set(k, v)
 		}
 	}
-	text, err := l.format.Render(messages, tools, chat.Options{AddGenerationPrompt: !p.ContinueFinal, ContinueFinalMessage: p.ContinueFinal, Kwargs: kwargs, PartSeparator: "\n"})
+	text, err := l.format.Render(messages, tools, chat.Options{AddGenerationPrompt: !p.ContinueFinal, ContinueFinalMessage: p.ContinueFinal, Kwargs: kwargs, FoldSystem: p.FoldSystem, PartSeparator: "\n"})
 	var part *chat.PartError
 	switch {
 	case errors.As(err, &part):

@@ -135,6 +135,10 @@ func TestIdentity(t *testing.T) {
 		t.Fatal(len(x.Prompts), err)
 	}
 	const limit = 64
+	caps := []int{1, 2, 3, 4, 5, 6, 7, 8}
+	if testing.Short() { // under the race detector
+		caps, x.Prompts = []int{3, 8}, x.Prompts[:4]
+	}
 	end := map[int32]bool{0: true, 2: true}
 	var reference [][]int32 // the first backend's answers
 	for _, threads := range []int{1, 2} {
@@ -174,7 +178,7 @@ func TestIdentity(t *testing.T) {
 			return out
 		}
 		ds := d.runner(t, d.dspark(t))
-		for _, cap := range []int{1, 2, 3, 4, 5, 6, 7, 8} {
+		for _, cap := range caps {
 			for i := range x.Prompts {
 				check(fmt.Sprintf("dspark cap %d", cap), ds, decode.Job{Mode: decode.Draft, Cap: cap, NoStore: i%2 == 0}, i)
 				check(fmt.Sprintf("lookup up to %d", cap), plain, decode.Job{Mode: decode.Lookup, LongLookup: cap, NoStore: true}, i)
@@ -196,7 +200,7 @@ func TestIdentity(t *testing.T) {
 		ds.Close()
 		plain.Close()
 		t.Logf("%d threads: %d rejected rows rolled back", threads, rolledBack)
-		if rolledBack < 1000 {
+		if rolledBack < 1000 && !testing.Short() {
 			t.Errorf("only %d rows were rolled back", rolledBack)
 		}
 	}
