@@ -14,6 +14,7 @@ import (
 // room that is not listed here may not exist.
 var allowed = map[string][]string{
 	"app":                         {"httpapi", "httpapi/client", "engine", "engine/compute", "engine/cpu", "resources"},
+	"app/menubar":                 {"httpapi/client"},
 	"httpapi":                     {"engine", "engine/telemetry", "engine/sample", "engine/models"},
 	"httpapi/client":              {"httpapi", "engine/telemetry"},
 	"resources":                   {},

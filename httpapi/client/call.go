@@ -46,5 +46,5 @@ func (c *Client) Stream(ctx context.Context, path string, body any, on func(Even
 // Absent reports whether err says that the server has no such route.
 func Absent(err error) bool {
 	var e *Error
-	return errors.As(err, &e) && e.Type == "not_found" && (e.Status == http.StatusNotFound || e.Status == http.StatusMethodNotAllowed)
+	return errors.As(err, &e) && e.Type == "not_found" && e.Status == http.StatusNotFound
 }
