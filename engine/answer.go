@@ -35,7 +35,11 @@ func newAnswer(l *loaded, req Request, prompt string, put func(Delta)) *answer {
 		if req.Tools {
 			tools, _ = decodeList(req.Prompt.Tools) // render has checked them
 		}
-		a.parser = l.format.NewParser(chat.ParserOptions{Rules: chat.SparkbarRules, Prompt: prompt, Continued: req.Prompt.ContinueFinal,
+		rules := chat.SparkbarRules
+		if req.Prompt.MLXRules {
+			rules = chat.MLXRules
+		}
+		a.parser = l.format.NewParser(chat.ParserOptions{Rules: rules, Prompt: prompt, Continued: req.Prompt.ContinueFinal,
 			Calls: req.Tools, Tools: tools, NoThought: !req.Reasoning})
 	}
 	return a

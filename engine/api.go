@@ -24,6 +24,13 @@ type Prompt struct {
 	// FoldSystem accepts system messages anywhere: where the template refuses
 	// them they become part of the user turn beside them.
 	FoldSystem bool
+	// MLXRules reads the conversation and the answer as mlx_lm.server does:
+	// content parts are joined without a separator, thoughts and tool calls may
+	// begin anywhere.
+	MLXRules bool
+	// RoleMapping is a JSON object of prefixes by role (and "stop") for models
+	// without a chat template, or nil.
+	RoleMapping json.RawMessage
 
 	Text   *string // raw text; special tokens are added as the tokenizer does
 	Tokens []int32 // raw ids

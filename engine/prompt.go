@@ -81,7 +81,20 @@ func (l *loaded) render(p Prompt) (string, error) {
 			kwargs.Set(k, v)
 		}
 	}
-	text, err := l.format.Render(messages, tools, chat.Options{AddGenerationPrompt: !p.ContinueFinal, ContinueFinalMessage: p.ContinueFinal, Kwargs: kwargs, FoldSystem: p.FoldSystem, PartSeparator: "\n"})
+	o := chat.Options{AddGenerationPrompt: !p.ContinueFinal, ContinueFinalMessage: p.ContinueFinal, Kwargs: kwargs, FoldSystem: p.FoldSystem, PartSeparator: "\n"}
+	if p.MLXRules {
+		o.PartSeparator = ""
+	}
+	if p.RoleMapping != nil {
+		v, err := jinja.DecodeJSON(p.RoleMapping)
+		if o.RoleMapping, _ = v.(*jinja.Map); err != nil || o.RoleMapping == nil {
+			return "", bad("role_mapping", "'role_mapping' must be an object of prefixes by role")
+		}
+	}
+	if _, given := kwargs.Get("enable_thinking"); p.MLXRules && !given && l.format.Thinks() {
+		kwargs.Set("enable_thinking", true)
+	}
+	text, err := l.format.Render(messages, tools, o)
 	var part *chat.PartError
 	switch {
 	case errors.As(err, &part):

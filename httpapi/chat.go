@@ -125,6 +125,8 @@ func (s *Server) chat(c *gin.Context) *apiError {
 	req.Prompt.Tools = f.chatTools()
 	req.Tools = req.Prompt.Tools != nil
 	req.Prompt.Kwargs = f.templateKwargs()
+	req.Prompt.MLXRules = s.profile.MLXRules
+	req.Prompt.RoleMapping = f.roleMapping()
 	if err := thinking(req.Prompt.Kwargs, f.boolean("enable_thinking"), f.text("reasoning_effort")); err != nil {
 		f.fail(err)
 	}

@@ -64,7 +64,8 @@ func (s *Server) completions(c *gin.Context) *apiError {
 		return err
 	}
 	r := &completionRequest{s: s, id: "cmpl-" + randomHex(16), created: time.Now().Unix(), model: model, st: st, n: 1}
-	req := engine.Request{ID: r.id, Client: clientName(c.Request)}
+	// That server reads thoughts and calls out of any text, and shows neither here.
+	req := engine.Request{ID: r.id, Client: clientName(c.Request), Reasoning: s.profile.MLXRules, Tools: s.profile.MLXRules}
 	prompts := f.prompts()
 	req.MaxTokens = s.maxTokens(f, "max_tokens", "max_completion_tokens")
 	req.Sampling = s.sampling(f)
@@ -100,6 +101,7 @@ func (s *Server) completions(c *gin.Context) *apiError {
 		for range r.n {
 			one := req
 			one.Prompt = p
+			one.Prompt.MLXRules = s.profile.MLXRules
 			reqs = append(reqs, one)
 		}
 	}

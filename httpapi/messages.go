@@ -396,7 +396,7 @@ func (f *fields) anthropicPrompt() (p engine.Prompt, hideThinking bool) {
 			return p, false
 		}
 	}
-	p.Messages = encode(turns.messages())
+	p.Messages, p.FoldSystem = encode(turns.messages()), true
 	p.Tools = f.anthropicTools()
 	p.Kwargs = map[string]any{}
 	if t := f.object("thinking"); t != nil {

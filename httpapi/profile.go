@@ -40,6 +40,9 @@ type Profile struct {
 
 	// ReasoningKeys are the names that carry reasoning in messages and deltas.
 	ReasoningKeys []string
+	// MLXRules reads prompts and answers as mlx_lm.server does, see
+	// engine.Prompt.
+	MLXRules bool
 	// NullContent writes null instead of "" for an answer without text.
 	NullContent bool
 	// RoleInEveryDelta repeats the role in all chunks of a chat stream.
@@ -136,6 +139,7 @@ func MLXLMProfile() Profile {
 		Temperature:      &zero,
 		PenaltyWindow:    &window,
 		ReasoningKeys:    []string{"reasoning"},
+		MLXRules:         true,
 		NullContent:      true,
 		RoleInEveryDelta: true,
 		UsageChunkObject: "chat.completion",

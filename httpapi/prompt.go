@@ -197,6 +197,23 @@ func (f *fields) chatTools() json.RawMessage {
 	return toolList(tools)
 }
 
+// roleMapping reads role_mapping: prefixes by role, for models without a chat
+// template.
+func (f *fields) roleMapping() json.RawMessage {
+	o := f.object("role_mapping")
+	if o == nil {
+		return nil
+	}
+	for key := range o.raw {
+		o.text(key)
+	}
+	if o.err != nil {
+		f.fail(o.err)
+	}
+	raw, _ := f.get("role_mapping")
+	return raw
+}
+
 // templateKwargs reads chat_template_kwargs.
 func (f *fields) templateKwargs() map[string]any {
 	kwargs := map[string]any{}

@@ -110,7 +110,7 @@ func (s *Server) responses(c *gin.Context) *apiError {
 		Model: model, Output: []any{}, Instructions: f.text("instructions"), ParallelToolCalls: true,
 		Metadata: json.RawMessage("{}"), ToolChoice: json.RawMessage(`"auto"`), Tools: json.RawMessage("[]")}
 	req := engine.Request{ID: r.object.ID, Client: clientName(c.Request), Reasoning: true, Logprobs: -1}
-	req.Prompt.Messages = f.responsesInput(r.object.Instructions)
+	req.Prompt.Messages, req.Prompt.FoldSystem = f.responsesInput(r.object.Instructions), true
 	req.Prompt.Tools = f.responsesTools()
 	req.Tools = req.Prompt.Tools != nil
 	req.Prompt.Kwargs = f.templateKwargs()

@@ -271,6 +271,39 @@ func TestRouting(t *testing.T) {
 	}
 }
 
+// TestPromptRules: each route and profile tells the engine how to read the
+// conversation.
+func TestPromptRules(t *testing.T) {
+	for _, c := range []struct {
+		path, body string
+		profile    Profile
+		fold, mlx  bool
+		roles      string
+	}{
+		{"/v1/chat/completions", `{"role_mapping":{"user":"Q: "},"messages":[{"role":"user","content":"x"}]}`, SparkbarProfile(), false, false, `{"user":"Q: "}`},
+		{"/v1/chat/completions", chatBody, MLXLMProfile(), false, true, ""},
+		{"/v1/completions", `{"prompt":"x"}`, MLXLMProfile(), false, true, ""},
+		{"/v1/completions", `{"prompt":"x"}`, SparkbarProfile(), false, false, ""},
+		{"/v1/messages", messageBody, SparkbarProfile(), true, false, ""},
+		{"/v1/responses", `{"input":"x"}`, SparkbarProfile(), true, false, ""},
+	} {
+		e := enginetest.New(enginetest.Say("ok"))
+		w := call(New(e, Options{Profile: c.profile}), "POST", c.path, c.body)
+		if w.Code != 200 || len(e.Requests()) != 1 {
+			t.Fatalf("%s: %d %s", c.path, w.Code, w.Body)
+		}
+		if p := e.Requests()[0].Prompt; p.FoldSystem != c.fold || p.MLXRules != c.mlx || string(p.RoleMapping) != c.roles {
+			t.Errorf("%s, %s: %+v", c.path, c.profile.Name, p)
+		}
+	}
+	for _, bad := range []string{`[]`, `{"user":5}`, `"x"`} {
+		w := call(New(enginetest.New(enginetest.Say("ok")), Options{}), "POST", "/v1/chat/completions", `{"role_mapping":`+bad+`,"messages":[{"role":"user","content":"x"}]}`)
+		if w.Code != 400 || !strings.Contains(w.Body.String(), "'role_mapping") {
+			t.Errorf("%s: %d %s", bad, w.Code, w.Body)
+		}
+	}
+}
+
 func TestModelNames(t *testing.T) {
 	s := New(enginetest.New(enginetest.Say("ok")), Options{})
 	for name, want := range map[string]int{"": 200, "tiny-chat": 200, "/models/tiny-chat": 200, "models/tiny-chat": 200, "default_model": 200,
