@@ -80,9 +80,11 @@ static void advance(sb_pool *p, int64_t at) {
 		return;
 	}
 	p->at = at;
+	const uint32_t chunks = (uint32_t)p->ops[at].chunks;
 	__atomic_store_n(&p->done, 0, __ATOMIC_RELAXED);
-	__atomic_store_n(&p->ticket, number << 32 | (uint32_t)p->ops[at].chunks, __ATOMIC_SEQ_CST);
-	if (p->ops[at].chunks > 1)
+	__atomic_store_n(&p->ticket, number << 32 | chunks, __ATOMIC_SEQ_CST);
+	// From here on others may end this run and begin another: touch nothing of it.
+	if (chunks > 1)
 		wake_all(p);
 }
 
