@@ -13,7 +13,7 @@ import (
 // allowed is the import table of the house: which rooms a room may enter. A
 // room that is not listed here may not exist.
 var allowed = map[string][]string{
-	"app":                         {"httpapi", "httpapi/client", "engine", "engine/compute", "engine/cpu", "resources"},
+	"app":                         {"app/menubar", "httpapi", "httpapi/client", "engine", "engine/compute", "engine/cpu", "resources"},
 	"app/menubar":                 {"httpapi/client"},
 	"httpapi":                     {"engine", "engine/telemetry", "engine/sample", "engine/models"},
 	"httpapi/client":              {"httpapi", "engine/telemetry"},
@@ -49,6 +49,7 @@ var outside = map[string][]string{
 	"github.com/gin-gonic/gin":   {"httpapi"},
 	"github.com/spf13/viper":     {"app"},
 	"github.com/spf13/cobra":     {"app"},
+	"github.com/gdamore/tcell":   {"app"},
 	"github.com/progrium/darwin": {"app/cocoa"},
 }
 

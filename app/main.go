@@ -39,7 +39,7 @@ func root() *cobra.Command {
 		RunE:          func(*cobra.Command, []string) error { return serve.RunE(serve, nil) },
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	cmd.AddCommand(serve, chatCommand(), versionCommand())
+	cmd.AddCommand(serve, chatCommand(), topCommand(), versionCommand())
 	cmd.Version = version
 	return cmd
 }

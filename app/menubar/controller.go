@@ -24,7 +24,6 @@ type Host interface {
 	Trash(path string) error
 	Log() error
 	Edit(path string) error
-	About(text string) error
 	Notify(title, text string) error
 	Login() LoginItem
 	SetLogin(on bool) error
@@ -217,9 +216,10 @@ func lostText(err error) string {
 func (c *Controller) Apply(e Event) {
 	c.mu.Lock()
 	now := c.o.Now()
-	before := c.state.Download
+	before := c.state
 	c.state = c.state.Apply(e, now)
-	c.measure(before, now)
+	title, text := notice(&before, &c.state)
+	c.measure(before.Download, now)
 	ask := Dialogs(e, c.state)
 	c.keepAwake(now)
 	changed := c.changedLocked()
@@ -227,10 +227,28 @@ func (c *Controller) Apply(e Event) {
 	if changed {
 		c.o.Changed()
 	}
+	if title != "" {
+		_ = c.o.Host.Notify(title, text) // the menu says it too
+	}
 	if ask != nil {
 		c.ask(*ask)
 	}
 	c.poke()
+}
+
+// notice is what is worth a notification; an empty title means nothing.
+func notice(before, after *State) (title, text string) {
+	switch b, a := before.Download, after.Download; {
+	case b != nil && a == nil && after.Heard && b.Total > 0 && b.Done >= b.Total && !before.cancelling && after.Server.Failure == "":
+		return "Download finished", name(b.Name)
+	case after.LoadError != "" && before.LoadError == "":
+		return "Model did not load", sentence(after.LoadError)
+	case after.Server.Moved && !before.Server.Moved && after.Server.Running:
+		return "Another port", fmt.Sprintf("%s listens on port %d now", App, after.Server.Port)
+	case after.Server.Failure != "" && before.Server.Failure == "" && before.Heard:
+		return "Server unreachable", after.Server.Failure
+	}
+	return "", ""
 }
 
 // measure tells the speed of a download from its progress.
@@ -509,7 +527,8 @@ func (c *Controller) Do(ctx context.Context, e Effect) error {
 		return h.Edit(e.Arg)
 	case VerbAbout:
 		s := c.State()
-		return h.About("Version " + s.Health.Version + "\nA private LLM endpoint with lossless speculative decoding.")
+		c.ask(Dialog{ID: "about", Title: App + " " + s.Health.Version, Text: "A private LLM endpoint with lossless speculative decoding.", Buttons: []Button{{"OK", nothing}}})
+		return nil
 	case VerbLogin:
 		if e.Arg == "settings" {
 			return h.LoginSettings()

@@ -51,7 +51,6 @@ func (h *fakeHost) Reveal(path string) error { return h.note("reveal %s", path) 
 func (h *fakeHost) Trash(path string) error  { return h.note("trash %s", path) }
 func (h *fakeHost) Log() error               { return h.note("log") }
 func (h *fakeHost) Edit(path string) error   { return h.note("edit %s", path) }
-func (h *fakeHost) About(string) error       { return h.note("about") }
 func (h *fakeHost) Notify(a, b string) error { return h.note("notify %s: %s", a, b) }
 func (h *fakeHost) Login() LoginItem         { h.mu.Lock(); defer h.mu.Unlock(); return h.login }
 func (h *fakeHost) LoginSettings() error     { return h.note("login settings") }
@@ -398,7 +397,7 @@ func TestFailures(t *testing.T) {
 // TestLostAndFound: the menu says when the server is gone and when it is back,
 // and measures the speed of a download from its progress.
 func TestLostAndFound(t *testing.T) {
-	live(t, func(t *testing.T, c *Controller, api *fakeAPI, _ *fakeHost, _ *fakeServer, _ *int) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *int) {
 		api.mu.Lock()
 		old := api.events
 		api.events = make(chan string, 100)
@@ -420,8 +419,18 @@ func TestLostAndFound(t *testing.T) {
 			synctest.Wait()
 			time.Sleep(2 * time.Second)
 		}
+		if got := host.take(); !slices.Contains(got, "notify Server unreachable: The server does not answer") {
+			t.Errorf("the host did %q", got)
+		}
 		if it, _ := Menu(c.State()).Find("progress", ""); it.Title != "Downloading x: 0.3 of 0.9 GB · 50.0 MB/s · 14 s" {
 			t.Errorf("%q", it.Title)
+		}
+		api.events <- `state {"status":"loading","download":{"repo":"org/x","bytes_done":1000000000,"bytes_total":1000000000}}`
+		api.events <- `state {"status":"loading","phase":"loading"}`
+		api.events <- `state {"status":"no_model","error":"The file is broken. Fetch it again."}`
+		synctest.Wait()
+		if got := host.take(); !slices.Contains(got, "notify Download finished: x") || !slices.Contains(got, "notify Model did not load: The file is broken") {
+			t.Errorf("the host did %q", got)
 		}
 	})
 }

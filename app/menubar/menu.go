@@ -124,7 +124,7 @@ func Menu(s State) Tree {
 	}
 	add(server)
 	rule()
-	add(Item{ID: "dashboard", Title: "Open Dashboard", Key: "o", Enabled: s.Host.Window, Hint: hint(s.Host.Window, "Open "+s.Base()+" in a browser")})
+	add(Item{ID: "dashboard", Title: "Open Dashboard", Key: "o", Enabled: s.Host.Window, Hint: hint(s.Host.Window, "Open the address in a browser")})
 	add(Item{ID: "chat", Title: "New Chat", Key: "n", Enabled: s.Host.Window})
 	add(Item{ID: "race", Title: "Race Against Plain Decoding", Hidden: simple, Enabled: loaded && !busy && s.Has.Race, Hint: hint(s.Has.Race, notHere)})
 	add(Item{ID: "check", Title: "Check This Machine", Hidden: simple, Enabled: listening && s.Has.Doctor, Hint: hint(s.Has.Doctor, notHere)})
@@ -145,7 +145,11 @@ func Menu(s State) Tree {
 	add(update)
 	add(Item{ID: "about", Title: "About " + App, Enabled: true})
 	add(Item{ID: "diagnostics", Title: "Copy Diagnostics", Enabled: true, Alternate: true})
-	add(Item{ID: "quit", Title: "Quit " + App, Key: "q", Enabled: true})
+	quit := Item{ID: "quit", Title: "Quit " + App, Key: "q", Enabled: true}
+	if !s.Host.Quit { // a view of a server that lives on
+		quit.Title = "Close"
+	}
+	add(quit)
 	add(Item{ID: "quit_now", Title: "Quit Now", Key: "q", Enabled: true, Alternate: true, Hidden: !s.Host.Quit})
 
 	group := false // anything shown since the last line

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gdamore/tcell/v2"
+)
+
+// terminal is `sparkbar top` on a screen in memory.
+type terminal struct {
+	t      *testing.T
+	screen tcell.SimulationScreen
+	drawn  chan struct{} // a drawing has been shown
+	done   chan struct{} // closed when the page is
+}
+
+// shown wraps a screen and tells when something was drawn.
+type shown struct {
+	tcell.SimulationScreen
+	drawn chan struct{}
+}
+
+func (s shown) Show() {
+	s.SimulationScreen.Show()
+	select {
+	case s.drawn <- struct{}{}:
+	default:
+	}
+}
+
+func startTop(t *testing.T, base string) *terminal {
+	t.Helper()
+	sim := tcell.NewSimulationScreen("UTF-8")
+	term := &terminal{t, sim, make(chan struct{}, 1), make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		defer close(term.done)
+		if err := top(ctx, shown{sim, term.drawn}, base, ""); err != nil {
+			t.Error(err)
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-term.done
+	})
+	<-term.drawn
+	sim.SetSize(100, 80)
+	return term
+}
+
+func (x *terminal) text() string {
+	cells, w, h := x.screen.GetContents()
+	var b strings.Builder
+	for y := range h {
+		var line strings.Builder
+		for _, c := range cells[y*w : (y+1)*w] {
+			line.WriteString(string(c.Runes))
+		}
+		b.WriteString(strings.TrimRight(line.String(), " \x00") + "\n")
+	}
+	return b.String()
+}
+
+// until waits until the screen shows every text, and none that begins with "!".
+func (x *terminal) until(texts ...string) {
+	x.t.Helper()
+	deadline := time.After(time.Minute) // not a measure of speed: only against a test that hangs
+	for {
+		all := true
+		now := x.text()
+		for _, s := range texts {
+			not, no := strings.CutPrefix(s, "!")
+			all = all && strings.Contains(now, not) != no
+		}
+		if all {
+			return
+		}
+		select {
+		case <-x.drawn:
+		case <-deadline:
+			x.t.Fatalf("the screen never shows %q:\n%s", texts, now)
+		}
+	}
+}
+
+func (x *terminal) press(keys string) {
+	for _, r := range keys {
+		switch r {
+		case '\n':
+			x.screen.InjectKey(tcell.KeyEnter, 0, 0)
+		case '↓':
+			x.screen.InjectKey(tcell.KeyDown, 0, 0)
+		case '↑':
+			x.screen.InjectKey(tcell.KeyUp, 0, 0)
+		case '←':
+			x.screen.InjectKey(tcell.KeyLeft, 0, 0)
+		default:
+			x.screen.InjectKey(tcell.KeyRune, r, 0)
+		}
+	}
+}
+
+// TestTop drives the page by keys against the real server: watch the demo load,
+// copy, change the mode, unload, load again.
+func TestTop(t *testing.T) {
+	s := startServe(t)
+	s.ready()
+	x := startTop(t, s.base)
+	x.until("demo · ready", "demo ←", "Unload Model", s.base)
+	x.press("a")
+	x.until("Copied ✓")
+	if got := string(x.screen.GetClipboardData()); got != s.base {
+		t.Errorf("the pasteboard holds %q", got)
+	}
+	x.press("d")
+	x.until("Automatic", "✓ DSpark", "DFlash  (This model has no such drafter)", "Draft Cap ▸")
+	x.press("↓↓↓\n") // Automatic, DSpark, (DFlash is skipped) Lookup
+	x.until("✓ Lookup", "(lookup drafts)")
+	if _, h := s.call("GET", "/health", ""); h["mode"] != "lookup" {
+		t.Errorf("the server runs %v", h["mode"])
+	}
+	x.press("d")
+	x.until("!Automatic")
+	x.press("u")
+	x.until("No model loaded", "Load demo Again")
+	x.press("l")
+	x.until("demo · ready", "!No model loaded")
+	x.press("v")
+	x.until("lossless speculative decoding", "1  OK")
+	x.press("\n")
+	x.until("!1  OK")
+
+	// While an answer is written, the page shows its speed.
+	go s.call("POST", "/v1/chat/completions", `{"messages":[{"role":"user","content":"What is speculative decoding?"}],"max_tokens":400}`)
+	x.until("per round")
+}
+
+// TestTopRefuses: an address that is none is a usage error, and a server that
+// does not answer is said so on the page.
+func TestTopRefuses(t *testing.T) {
+	if err := top(t.Context(), tcell.NewSimulationScreen("UTF-8"), "ftp://x", ""); err == nil || !strings.Contains(err.Error(), "ftp://x") {
+		t.Errorf("%v", err)
+	}
+	x := startTop(t, "http://127.0.0.1:1")
+	x.until("The server does not answer", "Close")
+	x.press("uq") // the first is not to be had now, the second closes the page
+	<-x.done
+}
