@@ -1,9 +1,11 @@
-// Package machine reads facts of the computer: memory now available, cores that
-// this process may use. Readings are cheap and never fail: what the system does
-// not tell is zero.
+// Package machine reads facts of the computer: chip and cores, memory and how
+// short it is, how fast memory is read. Readings are cheap (the bandwidth is
+// measured once and kept in a file) and never fail: what the system does not
+// tell is zero or Unknown. Guard decides from readings when memory must be given
+// back.
 //
-// Never here: policies about these facts (engine), arithmetic on bandwidth
-// (engine/telemetry).
+// Never here: giving memory back and other policies (engine), arithmetic on
+// bandwidth and the table of Apple's chips (engine/telemetry).
 //
 // Read first: Memory.
 package machine

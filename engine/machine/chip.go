@@ -1,0 +1,22 @@
+package machine
+
+import "runtime"
+
+// Chip is the processor and the system that runs on it.
+type Chip struct {
+	Name      string // "Apple M4 Pro", "AMD EPYC ...", "" = unknown
+	Cores     int    // that this process may use
+	OS        string // darwin, linux
+	OSVersion string
+	Arch      string // arm64, amd64
+}
+
+// AppleSilicon reports whether the chip is one of Apple's own.
+func (c Chip) AppleSilicon() bool { return c.OS == "darwin" && c.Arch == "arm64" }
+
+// ReadChip returns the chip of this machine.
+func ReadChip() Chip {
+	c := Chip{Cores: runtime.GOMAXPROCS(0), OS: runtime.GOOS, Arch: runtime.GOARCH}
+	c.read()
+	return c
+}

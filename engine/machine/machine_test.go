@@ -1,0 +1,90 @@
+package machine
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+)
+
+func TestLinuxPressure(t *testing.T) {
+	const gb = 1 << 30
+	stalled := func(avg10 string) string {
+		return "some avg10=90.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=" + avg10 + " avg60=0.00 avg300=0.00 total=1\n"
+	}
+	for _, c := range []struct {
+		total, available uint64
+		psi              string
+		want             Level
+	}{
+		{0, 0, "", Unknown},
+		{100 * gb, 50 * gb, "", Normal},
+		{100 * gb, 50 * gb, stalled("80.00"), Normal}, // something else than memory is short
+		{100 * gb, 15 * gb, stalled("6.00"), Warn},
+		{100 * gb, 15 * gb, stalled("30.00"), Critical},
+		{100 * gb, 9 * gb, "", Warn},
+		{100 * gb, 3 * gb, "", Critical},
+		{100 * gb, 50 * gb, "full avg10=x\nfull\n\n", Normal},
+	} {
+		if got := linuxPressure(c.total, c.available, c.psi); got != c.want {
+			t.Errorf("%d of %d, %q: %s, want %s", c.available/gb, c.total/gb, c.psi, got, c.want)
+		}
+	}
+}
+
+// TestReadings: what this machine tells is plausible.
+func TestReadings(t *testing.T) {
+	m := ReadMemory()
+	if m.Total < 1<<28 || m.Available == 0 || m.Available > m.Total || m.Pressure == "" {
+		t.Errorf("%+v", m)
+	}
+	if p, ok := m.FreePercent(); !ok || p < 0 || p > 100 {
+		t.Errorf("%d %v", p, ok)
+	}
+	if _, ok := (Memory{}).FreePercent(); ok {
+		t.Error("a share of nothing")
+	}
+	if c := ReadChip(); c.Cores < 1 || c.OS == "" || c.Arch == "" {
+		t.Errorf("%+v", c)
+	}
+	if r := Resident(); runtime.GOOS == "linux" && r < 1<<20 || uint64(r) > m.Total {
+		t.Errorf("resident %d", r)
+	}
+}
+
+// TestBandwidth: the figure is bytes over time, the median of the runs.
+func TestBandwidth(t *testing.T) {
+	var at time.Time
+	steps := []time.Duration{0, 10, 0, 4, 0, 8, 0} // pairs of before and after, in ms
+	now := func() time.Time {
+		d := steps[0]
+		if len(steps) > 1 {
+			steps = steps[1:]
+		}
+		at = at.Add(d * time.Millisecond)
+		return at
+	}
+	b := measureBandwidth(80<<20, 3, now)
+	want := float64(80<<20) / 0.008 / 1e9
+	if b.GBs < want-0.2 || b.GBs > want+0.2 {
+		t.Errorf("%+v, want %.1f", b, want)
+	}
+}
+
+func TestBandwidthFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "deep", "machine.json")
+	chip := Chip{Name: "test chip", Cores: 2}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"", "null", "{", `{"other|1":{"gb_s":5}}`} {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		first := bandwidthOf(file, chip, 8<<20)
+		if again := bandwidthOf(file, chip, 8<<20); first.GBs <= 0 || again != first {
+			t.Errorf("%q: %+v, then %+v", text, first, again)
+		}
+	}
+}
