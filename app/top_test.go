@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,34 +12,48 @@ import (
 
 // terminal is `sparkbar top` on a screen in memory.
 type terminal struct {
-	t      *testing.T
-	screen tcell.SimulationScreen
-	drawn  chan struct{} // a drawing has been shown
-	done   chan struct{} // closed when the page is
-}
-
-// shown wraps a screen and tells when something was drawn.
-type shown struct {
 	tcell.SimulationScreen
-	drawn chan struct{}
+	t     *testing.T
+	drawn chan struct{} // a drawing has been shown
+	done  chan struct{} // closed when the page is
+
+	mu   sync.Mutex
+	seen string
 }
 
-func (s shown) Show() {
-	s.SimulationScreen.Show()
+// Show is called by the page, which alone may look at the cells.
+func (x *terminal) Show() {
+	x.SimulationScreen.Show()
+	cells, w, h := x.GetContents()
+	var b strings.Builder
+	for y := range h {
+		for _, c := range cells[y*w : (y+1)*w] {
+			b.WriteString(string(c.Runes))
+		}
+		b.WriteByte('\n')
+	}
+	x.mu.Lock()
+	x.seen = b.String()
+	x.mu.Unlock()
 	select {
-	case s.drawn <- struct{}{}:
+	case x.drawn <- struct{}{}:
 	default:
 	}
 }
 
+func (x *terminal) text() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.seen
+}
+
 func startTop(t *testing.T, base string) *terminal {
 	t.Helper()
-	sim := tcell.NewSimulationScreen("UTF-8")
-	term := &terminal{t, sim, make(chan struct{}, 1), make(chan struct{})}
+	term := &terminal{SimulationScreen: tcell.NewSimulationScreen("UTF-8"), t: t, drawn: make(chan struct{}, 1), done: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		defer close(term.done)
-		if err := top(ctx, shown{sim, term.drawn}, base, ""); err != nil {
+		if err := top(ctx, term, base, ""); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -47,21 +62,8 @@ func startTop(t *testing.T, base string) *terminal {
 		<-term.done
 	})
 	<-term.drawn
-	sim.SetSize(100, 80)
+	term.SetSize(100, 80)
 	return term
-}
-
-func (x *terminal) text() string {
-	cells, w, h := x.screen.GetContents()
-	var b strings.Builder
-	for y := range h {
-		var line strings.Builder
-		for _, c := range cells[y*w : (y+1)*w] {
-			line.WriteString(string(c.Runes))
-		}
-		b.WriteString(strings.TrimRight(line.String(), " \x00") + "\n")
-	}
-	return b.String()
 }
 
 // until waits until the screen shows every text, and none that begins with "!".
@@ -90,15 +92,15 @@ func (x *terminal) press(keys string) {
 	for _, r := range keys {
 		switch r {
 		case '\n':
-			x.screen.InjectKey(tcell.KeyEnter, 0, 0)
+			x.InjectKey(tcell.KeyEnter, 0, 0)
 		case '↓':
-			x.screen.InjectKey(tcell.KeyDown, 0, 0)
+			x.InjectKey(tcell.KeyDown, 0, 0)
 		case '↑':
-			x.screen.InjectKey(tcell.KeyUp, 0, 0)
+			x.InjectKey(tcell.KeyUp, 0, 0)
 		case '←':
-			x.screen.InjectKey(tcell.KeyLeft, 0, 0)
+			x.InjectKey(tcell.KeyLeft, 0, 0)
 		default:
-			x.screen.InjectKey(tcell.KeyRune, r, 0)
+			x.InjectKey(tcell.KeyRune, r, 0)
 		}
 	}
 }
@@ -112,7 +114,7 @@ func TestTop(t *testing.T) {
 	x.until("demo · ready", "demo ←", "Unload Model", s.base)
 	x.press("a")
 	x.until("Copied ✓")
-	if got := string(x.screen.GetClipboardData()); got != s.base {
+	if got := string(x.GetClipboardData()); got != s.base {
 		t.Errorf("the pasteboard holds %q", got)
 	}
 	x.press("d")
