@@ -130,6 +130,11 @@ func (c *Catalogue) Rescan() bool {
 		list[i].Source, list[i].Complete = SourceBuiltin, true
 	}
 	list = append(list, scanPlaces(c.o.Places, c.inspect)...)
+	for i := range list {
+		if m := &list[i]; m.Type == "" && isPublishedDrafter(m.ID) { // its config.json has not come yet
+			m.Drafter = true
+		}
+	}
 	c.inspect.sweep()
 	list = oneOfEach(list)
 	c.mu.Lock()
@@ -137,6 +142,10 @@ func (c *Catalogue) Rescan() bool {
 	changed := !c.scanned || !reflect.DeepEqual(list, c.list)
 	c.list, c.scanned = list, true
 	return changed
+}
+
+func isPublishedDrafter(id string) bool {
+	return slices.ContainsFunc(pairs, func(p Pair) bool { return id == p.DSpark || id == p.DFlash })
 }
 
 // oneOfEach keeps one model of each id, the first that can be loaded, and sorts.

@@ -174,6 +174,7 @@ func TestHubCache(t *testing.T) {
 	ref("org/two", 'a')
 	// Blobs only, as the hub library leaves them when it is killed.
 	put(t, filepath.Join(cache, repoFolder("org/killed")), map[string][]byte{"blobs/0123.12345678.incomplete": model["model.safetensors"]})
+	put(t, filepath.Join(cache, repoFolder("z-lab/Qwen3-4B-DFlash-b16")), map[string][]byte{"blobs/0123.12345678.incomplete": {1}})
 	// A blob was removed.
 	put(t, at("org/pruned", 'a'), with(model, map[string][]byte{"model.safetensors": nil}))
 	if err := os.Symlink("../../blobs/gone", filepath.Join(at("org/pruned", 'a'), "model.safetensors")); err != nil {
@@ -187,7 +188,7 @@ func TestHubCache(t *testing.T) {
 	os.MkdirAll(filepath.Join(cache, repoFolder("org/empty"), "blobs"), 0o755)
 	os.MkdirAll(filepath.Join(cache, repoFolder("org/looked-up"), "refs"), 0o755)
 	want := map[string]string{
-		"org/updated": "", "org/two": "", "org/killed": "no file of the model has arrived", "org/pruned": "model.safetensors is missing", "org/embedding": "not safetensors|nothing here",
+		"org/updated": "", "org/two": "", "org/killed": "no file of the model has arrived", "z-lab/Qwen3-4B-DFlash-b16": "no file of the model has arrived", "org/pruned": "model.safetensors is missing", "org/embedding": "not safetensors|nothing here",
 		"org/one-gguf": "", "org/ggufs/m-Q4_K_M.gguf": "", "org/ggufs/big/m-Q8_0.gguf": "", "org/ggufs/m-F16-00001-of-00002.gguf": "m-F16-00002-of-00002.gguf is missing",
 	}
 	c := NewCatalogue(CatalogueOptions{Places: Places{Hub: cache}})
@@ -210,6 +211,9 @@ func TestHubCache(t *testing.T) {
 		t.Error("not listed:", want)
 	}
 	if m, _ := c.Find("org/updated"); m.Revision != commit('a') {
+		t.Errorf("%+v", m)
+	}
+	if m, _ := c.Find("z-lab/Qwen3-4B-DFlash-b16"); !m.Drafter {
 		t.Errorf("%+v", m)
 	}
 	if m, _ := c.Find("org/two"); m.Revision != commit('a') || m.Path != at("org/two", 'a') {

@@ -283,6 +283,9 @@ type plan struct {
 	model  string // the GGUF file, "" = the folder
 	files  []repoFile
 	folder string // of the repository
+	// missing are the files that were not there when the job began, one of each
+	// content.
+	missing []repoFile
 }
 
 // manifest is kept beside an unfinished snapshot: which files it will have.
@@ -354,6 +357,7 @@ func (j *Job) fetch(ctx context.Context) ([]Snapshot, error) {
 			if p.present(f) {
 				j.add(f.Size, false)
 			} else {
+				p.missing = append(p.missing, f)
 				missing += f.Size - allocated(p.blob(f)+dataSuffix)
 			}
 		}
@@ -416,6 +420,10 @@ func rank(f repoFile) int {
 // planOffline accepts a model that is complete in the cache.
 func (d *Downloader) planOffline(p *plan) (*plan, error) {
 	for _, m := range scanRepo(d.o.Cache, p.req.Repo, newInspector()) {
+		at, _ := readSmall(filepath.Join(p.folder, "refs", filepath.FromSlash(p.req.Revision)), 100)
+		if p.req.Revision != "main" && p.req.Revision != m.Revision && string(at) != m.Revision {
+			continue
+		}
 		if m.Complete && (p.req.File == "" || strings.Contains(strings.ToLower(m.Path), strings.ToLower(p.req.File))) {
 			p.commit = m.Revision
 			if m.Kind == KindGGUF {
@@ -454,11 +462,15 @@ func (j *Job) fetchOne(ctx context.Context, p *plan) error {
 	if p.d.o.Offline {
 		return nil
 	}
-	if slices.ContainsFunc(p.files, func(f repoFile) bool { return !hasSize(p.pointer(f), f.Size) }) {
+	if len(p.missing) > 0 || slices.ContainsFunc(p.files, func(f repoFile) bool { return !hasSize(p.pointer(f), f.Size) }) {
 		if err := p.locked(ctx, p.writeManifest); err != nil {
 			return err
 		}
 		if err := j.fetchBlobs(ctx, p); err != nil {
+			var ours *Error
+			if errors.As(err, &ours) && ours.Kind == ErrUnusable {
+				return errors.Join(err, p.locked(ctx, p.cleanup))
+			}
 			return err
 		}
 	}
@@ -499,10 +511,10 @@ func (p *plan) writeManifest() error {
 // fetchBlobs fetches what is missing: config.json, then the small files side by
 // side, then one large file after the other.
 func (j *Job) fetchBlobs(ctx context.Context, p *plan) error {
-	files := slices.DeleteFunc(slices.Clone(p.files), p.present)
+	files := p.missing
 	if len(p.files) > 0 && p.files[0].Path == "config.json" {
-		if !p.present(p.files[0]) {
-			if err := j.fetchBlob(ctx, p, p.files[0]); err != nil {
+		if len(files) > 0 && files[0].Path == "config.json" {
+			if err := j.fetchBlob(ctx, p, files[0]); err != nil {
 				return err
 			}
 			files = files[1:]
@@ -549,7 +561,7 @@ func (p *plan) checkConfig() error {
 		return nil
 	}
 	if kind := cfg.StringOr("model_type", ""); !slices.Contains(arch.Types(), kind) {
-		return failure(ErrUnusable, p.req.Repo, nil, "the model is of type %q, which Sparkbar cannot run; nothing but its config.json was downloaded", kind)
+		return failure(ErrUnusable, p.req.Repo, nil, "the model is of type %q, which Sparkbar cannot run; its weights were not downloaded", kind)
 	}
 	return nil
 }
@@ -788,6 +800,9 @@ func (p *plan) link() error {
 		path := p.pointer(f)
 		if hasSize(path, f.Size) {
 			continue
+		}
+		if !hasSize(p.blob(f), f.Size) {
+			return failure(ErrFile, p.req.Repo, nil, "%s was removed from the cache meanwhile; download the model again", f.Path)
 		}
 		if err := k.folder(filepath.Dir(path)); err != nil {
 			return err

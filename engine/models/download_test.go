@@ -207,6 +207,17 @@ func TestFaults(t *testing.T) {
 		<-r.Context().Done()
 		return true
 	}
+	trickle := func(w http.ResponseWriter, r *http.Request, f *fileDouble) bool {
+		var lo, hi int
+		fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &lo, &hi)
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", lo, hi, len(f.data)))
+		w.WriteHeader(http.StatusPartialContent)
+		for ; lo <= hi; lo += 777 {
+			w.Write(f.data[lo:min(lo+777, hi+1)])
+			w.(http.Flusher).Flush()
+		}
+		return true
+	}
 	longer := func(w http.ResponseWriter, r *http.Request, f *fileDouble) bool {
 		w.Header().Set("Content-Length", fmt.Sprint(len(f.data)+1))
 		w.Write(append(f.data[:len(f.data):len(f.data)], 0))
@@ -219,6 +230,7 @@ func TestFaults(t *testing.T) {
 		text  string
 	}{
 		{"ranges refused", always(whole), "", ""},
+		{"slow", always(trickle), "", ""},
 		{"cut once", once(cut(5000)), "", ""},
 		{"cut always, with progress", always(cut(5000)), "", ""},
 		{"cut always, without progress", always(cut(0)), ErrNetwork, "is kept"},
@@ -328,6 +340,9 @@ func TestHubAnswers(t *testing.T) {
 		got, err := download(t, o, k.req)
 		if k.kind != "" {
 			wantError(t, err, k.kind, k.text)
+			if _, err := os.Stat(filepath.Join(o.Cache, repoFolder(k.req.Repo))); k.kind == ErrUnusable && err == nil {
+				t.Error(k.req.Repo, "leaves something behind")
+			}
 			continue
 		}
 		if err != nil || !strings.HasSuffix(got[0].Path, k.text) {
@@ -448,7 +463,9 @@ func TestRedirects(t *testing.T) {
 	}
 	// In circles.
 	h := newHubDouble(t)
-	h.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, 307) })
+	h.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, r.URL.Path, http.StatusTemporaryRedirect)
+	})
 	_, err := download(t, h.options(t), Request{Repo: repo})
 	wantError(t, err, ErrNetwork, "circles")
 }

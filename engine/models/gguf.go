@@ -118,7 +118,7 @@ const (
 // readGGUF reads the header of a file of the given size and checks that the
 // tensors lie inside it.
 func readGGUF(file io.Reader, size int64) (h *ggufHeader, err error) {
-	r := &ggufReader{r: bufio.NewReaderSize(file, 1<<18), left: uint64(size)}
+	r := &ggufReader{r: bufio.NewReaderSize(file, 1<<16), left: uint64(size)}
 	defer func() {
 		if r.err != nil {
 			h, err = nil, fmt.Errorf("the GGUF file is damaged or cut off: %w", r.err)

@@ -12,6 +12,8 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
+	"log"
 	"maps"
 	"math/big"
 	mrand "math/rand/v2"
@@ -36,6 +38,7 @@ type hubDouble struct {
 	mu       sync.Mutex
 	repos    map[string]*repoDouble
 	cdn      string // where large files are redirected to; "" = the hub itself
+	other    string // the same for the hub library, which takes redirects to the hub for moved repositories
 	faulty   fault
 	requests []string    // "GET path"
 	auth     atomic.Bool // a CDN request carried credentials
@@ -215,6 +218,9 @@ func (h *hubDouble) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		base := h.cdn
 		if base == "" {
 			base = h.URL
+		}
+		if h.other != "" && strings.Contains(r.UserAgent(), "hf_hub") {
+			base = h.other
 		}
 		w.Header().Set("Location", base+"/cdn/"+f.etag()+"?signature=1")
 		w.WriteHeader(http.StatusFound)
@@ -412,6 +418,7 @@ func cdnDouble(t testing.TB, h *hubDouble, host string) func(o *HubOptions) {
 		t.Fatal(err)
 	}
 	s := httptest.NewUnstartedServer(h)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // connections that a client breaks off
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
 	s.StartTLS()
 	t.Cleanup(s.Close)

@@ -3,6 +3,7 @@ package models
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -15,10 +16,11 @@ type Places struct {
 }
 
 // DefaultPlaces are where the programs of this user keep models, by their own
-// environment variables, and the given folders.
+// environment variables, and the given folders. The last folder is the one
+// that mlx-dspark converts models to.
 func DefaultPlaces(folders ...string) Places {
 	home, _ := os.UserHomeDir()
-	p := Places{Hub: hubCache(), Folders: folders}
+	p := Places{Hub: hubCache(), Folders: append(slices.Clone(folders), filepath.Join(home, ".cache", "mlx_dspark", "models"))}
 	lmHome := filepath.Join(home, ".lmstudio")
 	if text, err := os.ReadFile(filepath.Join(home, ".lmstudio-home-pointer")); err == nil {
 		if dir := strings.TrimSpace(string(text)); filepath.IsAbs(dir) {
