@@ -622,11 +622,10 @@ func (j *Job) fetchBlob(ctx context.Context, p *plan, f repoFile) error {
 			j.add(f.Size, false)
 			return discardPartial(&d.o.disk, blob)
 		}
-		part, err := openPartial(ctx, &d.o.disk, blob, f, d.o.chunk)
+		part, err := openPartial(ctx, &d.o.disk, blob, f, d.o.chunk, func(n int64) { j.add(n, false) })
 		if err != nil {
 			return err
 		}
-		j.add(part.bytes(), false)
 		if err = j.transfer(ctx, p, f, part); err != nil {
 			part.close()
 			return err
@@ -789,7 +788,31 @@ func (p *plan) publish() error {
 			return err
 		}
 	}
+	if err := p.outdated(); err != nil {
+		return err
+	}
 	return k.remove(p.manifest())
+}
+
+// outdated removes what unfinished downloads of earlier commits of the branch
+// have left: nobody will go on with them.
+func (p *plan) outdated() error {
+	found, _ := filepath.Glob(filepath.Join(p.folder, manifestPrefix+"*.json"))
+	for _, path := range found {
+		var old manifest
+		text, err := readSmall(path, maxManifest)
+		if err != nil || json.Unmarshal(text, &old) != nil || old.Revision != p.req.Revision || old.Commit == p.commit || old.Model != p.model || !isHex(old.Commit, 40) {
+			continue
+		}
+		files := slices.DeleteFunc(old.Files, func(f repoFile) bool {
+			return !isPlainPath(f.Path) || !isHex(f.ETag, 40) && !isHex(f.ETag, 64) || slices.ContainsFunc(p.files, func(g repoFile) bool { return f.ETag == g.ETag })
+		})
+		q := &plan{d: p.d, req: p.req, commit: old.Commit, folder: p.folder, files: files}
+		if err := q.cleanup(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (p *plan) link() error {
@@ -813,8 +836,16 @@ func (p *plan) link() error {
 			return err
 		}
 		if err := k.link(target, path); errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) {
-			// A volume without links: the file itself gets the name.
-			if err = k.rename(p.blob(f), path); err != nil {
+			// A volume without links: the file itself gets the name, or a copy
+			// of a small one, which may have several.
+			if f.Size > p.d.o.chunk {
+				err = k.rename(p.blob(f), path)
+			} else if text, e := os.ReadFile(p.blob(f)); e != nil {
+				err = e
+			} else {
+				err = k.replace(path, path+tempSuffix, text)
+			}
+			if err != nil {
 				return err
 			}
 		} else if err != nil {

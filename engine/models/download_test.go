@@ -760,3 +760,74 @@ func TestTogether(t *testing.T) {
 		t.Errorf("%d bytes served, the model has %d", n, total)
 	}
 }
+
+// A volume without symbolic links, as those of cameras and cars.
+func TestWithoutLinks(t *testing.T) {
+	h := newHubDouble(t)
+	files := modelFiles(t)
+	files["added_tokens.json"] = files["generation_config.json"] // two names for one content
+	h.add(repo, files)
+	o := h.options(t)
+	o.disk.hook = func(op, path string, at, n int64) error {
+		if op == "symlink" {
+			return &os.LinkError{Op: op, Old: path, New: path, Err: syscall.ENOTSUP}
+		}
+		return nil
+	}
+	for range 2 {
+		got, err := download(t, o, Request{Repo: repo})
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(t, got[0].Path, wanted(files))
+		if m, _ := NewCatalogue(CatalogueOptions{Places: Places{Hub: o.Cache}}).Find(repo); !m.Loadable() {
+			t.Errorf("%+v", m)
+		}
+	}
+	if total := h.total(); total > 200_000 {
+		t.Error(total, "bytes came, some twice")
+	}
+}
+
+// The branch moves on while a download is broken off: what came of the old
+// commit and is not in the new one goes.
+func TestOutdated(t *testing.T) {
+	h := newHubDouble(t)
+	files := modelFiles(t)
+	old := h.add(repo, files)
+	o := h.options(t)
+	partial := filepath.Join(o.Cache, repoFolder(repo), "blobs", old.files["model.safetensors"].etag()+dataSuffix)
+	o.disk.hook = func(op, path string, at, n int64) error {
+		if op == "write" && path == partial && at > 0 {
+			return &os.PathError{Op: op, Path: path, Err: errKilled}
+		}
+		return nil
+	}
+	if _, err := download(t, o, Request{Repo: repo}); !errors.Is(err, errKilled) {
+		t.Fatal(err)
+	}
+	o.disk.hook = nil
+	if _, err := os.Stat(partial); err != nil {
+		t.Fatal(err)
+	}
+	newer := modelFiles(t)
+	newer["model.safetensors"] = read(t, "../testdata/models/qwen3/yarn/model.safetensors")
+	newer["config.json"] = read(t, "../testdata/models/qwen3/yarn/config.json")
+	h.add(repo, newer)
+	got, err := download(t, o, Request{Repo: repo})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, got[0].Path, wanted(newer))
+	if l := leftovers(o.Cache); len(l) > 0 {
+		t.Error("left over:", l)
+	}
+	blobs, _ := os.ReadDir(filepath.Join(o.Cache, repoFolder(repo), "blobs"))
+	etags := map[string]bool{}
+	for name := range wanted(newer) {
+		etags[h.repos[repo].files[name].etag()] = true
+	}
+	if len(blobs) != len(etags) {
+		t.Errorf("%d blobs for %d files", len(blobs), len(etags))
+	}
+}

@@ -47,8 +47,8 @@ type partial struct {
 }
 
 // openPartial opens what is there of a blob and keeps the chunks that are
-// whole.
-func openPartial(ctx context.Context, d *disk, blob string, file repoFile, chunk int64) (p *partial, err error) {
+// whole; found is told of each.
+func openPartial(ctx context.Context, d *disk, blob string, file repoFile, chunk int64, found func(int64)) (p *partial, err error) {
 	p = &partial{disk: d, blob: blob, file: file, chunk: chunk, done: make([]bool, (file.Size+chunk-1)/chunk), sum: make(chan error, 1)}
 	p.changed.L = &p.mu
 	data, err := d.open(blob+dataSuffix, 0)
@@ -82,6 +82,7 @@ func openPartial(ctx context.Context, d *disk, blob string, file repoFile, chunk
 		if sum := sha256.Sum256(buf[:hi-lo]); hex.EncodeToString(sum[:]) == want {
 			p.done[i] = true
 			p.have += hi - lo
+			found(hi - lo)
 			fmt.Fprintf(&lines, "%d %s\n", i, want)
 		}
 	}
