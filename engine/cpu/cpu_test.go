@@ -376,6 +376,7 @@ func TestSanitizers(t *testing.T) {
 		"threads": {"-fsanitize=thread"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			bin := filepath.Join(t.TempDir(), "sanitize")
 			common := []string{"-O0", "-g", "-std=c11", "-D_GNU_SOURCE", "-fno-strict-aliasing"}
 			probe := exec.Command(cc, append(flags, "-x", "c", "-", "-o", bin)...)

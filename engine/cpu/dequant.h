@@ -94,10 +94,10 @@ INL void affine_group(float *dst, const uint8_t *w, int64_t n, int bits, float s
 	codes_f32(dst, codes, n, scale, bias);
 }
 
-static void affine_row(const sb_weight *w, int64_t r, float *dst) {
+INL void affine_row_of(int bits, const sb_weight *w, int64_t r, float *dst) {
 	const uint8_t *q = (const uint8_t *)w->w + r * w->row_bytes;
 	const uint8_t *s = (const uint8_t *)w->s + r * w->scale_bytes, *b = (const uint8_t *)w->b + r * w->scale_bytes;
-	const int64_t groups = w->cols / w->group, group_bytes = w->group * w->bits / 8;
+	const int64_t groups = w->cols / w->group, group_bytes = w->group * bits / 8;
 	float scale[64], bias[64];
 	for (int64_t g = 0; g < groups; g++) {
 		if (g % 64 == 0) {
@@ -105,8 +105,17 @@ static void affine_row(const sb_weight *w, int64_t r, float *dst) {
 			widen(scale, s + at, n, w->dtype);
 			widen(bias, b + at, n, w->dtype);
 		}
-		affine_group(dst + g * w->group, q + g * group_bytes, w->group, w->bits, scale[g % 64], bias[g % 64]);
+		affine_group(dst + g * w->group, q + g * group_bytes, w->group, bits, scale[g % 64], bias[g % 64]);
 	}
+}
+
+static void affine_row(const sb_weight *w, int64_t r, float *dst) {
+	if (w->bits == 4)
+		affine_row_of(4, w, r, dst);
+	else if (w->bits == 8)
+		affine_row_of(8, w, r, dst);
+	else
+		affine_row_of(w->bits, w, r, dst);
 }
 
 // MX and NV formats: codes, and one scale byte a group.

@@ -12,8 +12,8 @@ enum { OUT_BLOCK = 16, ROW_TILE = 8 };
 // padded(rank) for one row of an adapter.
 
 INL void tile_of(int r, int m, const float *w, int64_t ldw, const float *const *x, int64_t k, float *z) {
-	vf acc[8][4];
-#pragma GCC unroll 8
+	vf acc[4][4];
+#pragma GCC unroll 4
 	for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
 		for (int j = 0; j < m; j++)
@@ -24,7 +24,7 @@ INL void tile_of(int r, int m, const float *w, int64_t ldw, const float *const *
 #pragma GCC unroll 4
 		for (int j = 0; j < m; j++)
 			xv[j] = v_ld(x[j] + at);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
 		for (int i = 0; i < r; i++) {
 			vf wv = v_ld(w + i * ldw + at);
 #pragma GCC unroll 4
@@ -33,16 +33,19 @@ INL void tile_of(int r, int m, const float *w, int64_t ldw, const float *const *
 		}
 	}
 	if (at < k)
-#pragma GCC unroll 8
+#pragma GCC unroll 4
 		for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
 			for (int j = 0; j < m; j++)
 				acc[i][j] = v_fma(v_ld(w + i * ldw + at), v_ldn(x[j] + at, k - at), acc[i][j]);
-#pragma GCC unroll 8
-	for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
-		for (int j = 0; j < m; j++)
-			z[j * OUT_BLOCK + i] = v_sum(acc[i][j]);
+	for (int j = 0; j < m; j++)
+		if (r == 4)
+			v_store_sums(z + j * OUT_BLOCK, acc[0][j], acc[1][j], acc[2][j], acc[3][j]);
+		else
+#pragma GCC unroll 4
+			for (int i = 0; i < r; i++)
+				z[j * OUT_BLOCK + i] = v_sum(acc[i][j]);
 }
 
 // z[j*OUT_BLOCK + i] = row i of r rows of w times row j of m <= 4 rows of x.
