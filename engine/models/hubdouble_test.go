@@ -67,14 +67,10 @@ type fileDouble struct {
 	path string
 	data []byte
 	lfs  bool
+	sum  string
 }
 
-func (f *fileDouble) etag() string {
-	if f.lfs {
-		return fmt.Sprintf("%x", sha256.Sum256(f.data))
-	}
-	return f.blobID()
-}
+func (f *fileDouble) etag() string { return f.sum }
 
 func (f *fileDouble) blobID() string {
 	return fmt.Sprintf("%x", sha1.Sum(append(fmt.Appendf(nil, "blob %d\x00", len(f.data)), f.data...)))
@@ -92,7 +88,10 @@ func (h *hubDouble) add(repo string, files map[string][]byte) *repoDouble {
 	r := &repoDouble{files: map[string]*fileDouble{}}
 	sum := sha1.New()
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		f := &fileDouble{name, files[name], len(files[name]) >= 10000}
+		f := &fileDouble{path: name, data: files[name], lfs: len(files[name]) >= 10000}
+		if f.sum = f.blobID(); f.lfs {
+			f.sum = fmt.Sprintf("%x", sha256.Sum256(f.data))
+		}
 		r.files[name] = f
 		fmt.Fprintln(sum, name, f.etag())
 	}
