@@ -255,9 +255,9 @@ func TestFaults(t *testing.T) {
 			h.add(repo, files)
 			h.setFault(k.fault)
 			o := h.options(t)
-			o.stall = 2 * time.Second
+			o.stall = 30 * time.Second
 			if k.name == "silent once" {
-				o.stall = 100 * time.Millisecond
+				o.stall = 500 * time.Millisecond
 			}
 			got, err := download(t, o, Request{Repo: repo})
 			c := NewCatalogue(CatalogueOptions{Places: Places{Hub: o.Cache}})
