@@ -16,6 +16,7 @@ run: build
 setup:
 	$(GO) mod download
 	engine/testdata/smollm2/setup.sh build/smollm2
+	engine/models/testdata/setup.sh build/huggingface
 
 lint:
 	@test -z "$$(gofmt -l app engine httpapi metalkern resources packaging)" || { gofmt -l app engine httpapi metalkern resources packaging; echo 'run gofmt -w on these files'; exit 1; }

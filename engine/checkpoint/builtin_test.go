@@ -48,3 +48,30 @@ func TestOpenBytes(t *testing.T) {
 		t.Errorf("a missing config gives %v", err)
 	}
 }
+
+// TestOpenBlob: a GGUF file is known by its first bytes, whatever its name.
+func TestOpenBlob(t *testing.T) {
+	found, err := filepath.Glob("testdata/*.gguf")
+	if more, e := filepath.Glob("testdata/*/*.gguf"); err == nil {
+		found, err = append(found, more...), e
+	}
+	if err != nil || len(found) == 0 {
+		t.Fatal("no GGUF file in testdata", err)
+	}
+	b, err := os.ReadFile(found[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	blob := filepath.Join(t.TempDir(), "sha256-0123abcd")
+	if err := os.WriteFile(blob, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(blob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if len(c.Names()) == 0 || c.GGUF() == nil {
+		t.Errorf("%d tensors", len(c.Names()))
+	}
+}

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -83,7 +84,7 @@ func Open(path string) (c *Checkpoint, err error) {
 	switch {
 	case info.IsDir():
 		err = c.openFolder(path)
-	case strings.HasSuffix(strings.ToLower(path), ".gguf"):
+	case strings.HasSuffix(strings.ToLower(path), ".gguf") || isGGUF(path):
 		err = c.openGGUF(path)
 	case strings.HasSuffix(strings.ToLower(path), ".safetensors"):
 		err = c.openSafetensorsFile(path)
@@ -91,6 +92,19 @@ func Open(path string) (c *Checkpoint, err error) {
 		err = fmt.Errorf("%s is neither a folder, a .safetensors nor a .gguf file; give the model's folder or its .gguf file", path)
 	}
 	return c, err
+}
+
+// isGGUF reports whether a file of another name begins as GGUF files do: the blobs
+// of Ollama are named by their hash.
+func isGGUF(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var magic [4]byte
+	_, err = io.ReadFull(f, magic[:])
+	return err == nil && string(magic[:]) == "GGUF"
 }
 
 // Path is the path given to Open.
