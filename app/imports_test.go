@@ -15,11 +15,13 @@ import (
 var allowed = map[string][]string{
 	"app":                         {"app/menubar", "httpapi", "httpapi/client", "engine", "engine/compute", "engine/cpu", "resources"},
 	"app/menubar":                 {"httpapi/client"},
+	"app/cocoa":                   {"app/menubar"},
 	"httpapi":                     {"engine", "engine/telemetry", "engine/sample", "engine/models"},
 	"httpapi/client":              {"httpapi", "engine/telemetry"},
 	"resources":                   {},
 	"metalkern":                   {"engine/compute", "engine/layout"},
 	"packaging":                   {},
+	"packaging/mac":               {"packaging"},
 	"engine":                      {"engine/arch", "engine/cache", "engine/calibrate", "engine/chat", "engine/chat/jinja", "engine/checkpoint", "engine/compute", "engine/decode", "engine/draft", "engine/layout", "engine/machine", "engine/models", "engine/sample", "engine/telemetry", "engine/tokenizer"},
 	"engine/layout":               {},
 	"engine/checkpoint":           {"engine/layout"},
