@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -136,7 +137,7 @@ func TestTop(t *testing.T) {
 	x.until("!1  OK")
 
 	// While an answer is written, the page shows its speed.
-	go s.call("POST", "/v1/chat/completions", `{"messages":[{"role":"user","content":"What is speculative decoding?"}],"max_tokens":400}`)
+	go http.Post(s.base+"/v1/chat/completions", "application/json", strings.NewReader(`{"messages":[{"role":"user","content":"What is speculative decoding?"}],"max_tokens":400}`))
 	x.until("per round")
 }
 

@@ -53,6 +53,7 @@ type backendFactory func() (compute.Backend, error)
 func backendFactories() map[string]backendFactory {
 	return map[string]backendFactory{
 		"reference": func() (compute.Backend, error) { return compute.NewReference(), nil },
+		"cpu":       func() (compute.Backend, error) { return cpu.New(cpu.Options{}) },
 		"cpu-exact": func() (compute.Backend, error) { return cpu.New(cpu.Options{Exact: true}) },
 	}
 }
