@@ -31,6 +31,7 @@ var recordings = map[string]string{
 	"lookup_hybrid_qwen3_5.json":                       "decode: TestLookupOnRecurrentModels",
 	"rotating_window_defect.json":                      "decode: TestRejectedRowsLeaveTheWindow",
 	"batch_baseline.json":                              "decode: TestRowsOfBatches", // the texts, one by one
+	"prefix_cache.json":                                "cache: TestStoreGoldens",
 	"batch_spec_*.json":                                "decode: TestRowsOfBatches",
 	"forward_*.safetensors":                            "draft: TestForwardGoldens",
 	"drafter_config.json":                              "draft: TestDrafterConfigGoldens",
@@ -43,6 +44,7 @@ var recordings = map[string]string{
 	"../../calibrate/testdata/cap_model.json":          "",
 	"../../draft/ngram/testdata/lookup_gate.json":      "",
 	"../../draft/ngram/testdata/lookup_index.json":     "",
+	"../../machine/testdata/memory_guard.json":         "",
 	"../../sample/testdata/penalties.json":             "",
 	"../../sample/testdata/spec_accept.json":           "",
 	"../../sample/testdata/truncate_probs.json":        "",
@@ -55,8 +57,6 @@ var recordings = map[string]string{
 var notRecorded = map[string]string{
 	"batch_masks.json":  "masks of a left-aligned batch: there is no mask tensor here, rows carry visible ranges",
 	"kernel_plans.json": "launch arithmetic of the reference's GPU kernels, which are not ours",
-	"memory_guard.json": "belongs to the memory guard",
-	"prefix_cache.json": "traces of rungs and anchors: belongs to the prefix store",
 }
 
 // Every recording is replayed by a test that exists, or has a reason not to be.
