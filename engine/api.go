@@ -38,6 +38,9 @@ type Prompt struct {
 
 // Request is one generation. Zero values mean "default".
 type Request struct {
+	// Model is the id of the model that shall answer, "" = the loaded one. A
+	// model that is on this machine is loaded first; see Engine.Generate.
+	Model     string
 	ID        string // shown in telemetry, logs and the response
 	Client    string // who asks, for fairness between clients; may be empty
 	Prompt    Prompt
@@ -142,6 +145,7 @@ type LoadRequest struct {
 	Warmup              *bool
 	EnableThinking      *bool
 	ReasoningEffort     *string
+	MemoryGuard         *bool // give memory back when the system is short of it; true
 	// Unused lists accepted keys that this backend has no use for; Status
 	// reports them in a warning.
 	Unused []string
@@ -152,13 +156,15 @@ type State string
 
 // The states of the engine.
 const (
-	StateIdle      State = "idle" // nothing loaded
-	StateResolving State = "resolving"
-	StateLoading   State = "loading"
-	StateWarming   State = "warming"
-	StateReady     State = "ready"
-	StateSwapping  State = "swapping" // loading another model while one still serves
-	StateUnloading State = "unloading"
+	StateIdle        State = "idle"   // nothing loaded
+	StateAsleep      State = "asleep" // nothing loaded, but the next request loads what was
+	StateResolving   State = "resolving"
+	StateDownloading State = "downloading"
+	StateLoading     State = "loading"
+	StateWarming     State = "warming"
+	StateReady       State = "ready"
+	StateSwapping    State = "swapping" // loading another model while one still serves
+	StateUnloading   State = "unloading"
 )
 
 // Warning is a condition that the owner should know.
@@ -186,6 +192,9 @@ type ModelInfo struct {
 	Vocab             int
 	WeightBytes       int64
 	DrafterBytes      int64
+	Weights           telemetry.Footprint  // of the target, as stored
+	DrafterWeights    *telemetry.Footprint // nil without a drafter of files
+	KVBytesPerToken   int64                // of the target's cache
 	SupportsEffort    bool
 	ThinkingDefault   bool
 	ReasoningEffort   string
@@ -197,9 +206,20 @@ type ModelInfo struct {
 
 // LoadProgress is how far a load has come. Totals are 0 while unknown.
 type LoadProgress struct {
-	Model      string `json:"model"`
-	BytesDone  int64  `json:"bytes_done"`
-	BytesTotal int64  `json:"bytes_total"`
+	Model      string    `json:"model"`
+	BytesDone  int64     `json:"bytes_done"`
+	BytesTotal int64     `json:"bytes_total"`
+	Download   *Download `json:"-"` // while files are fetched
+}
+
+// Download is how far the files of a load have come.
+type Download struct {
+	Repo           string // what is being fetched now
+	State          string // of the download, see models.Progress
+	BytesDone      int64
+	BytesTotal     int64 // 0 = not known yet
+	BytesPerSecond float64
+	ETA            time.Duration // 0 = not known
 }
 
 // Status is a snapshot of the engine.
@@ -215,6 +235,7 @@ type Status struct {
 	StartedAt time.Time
 	// MaxTokensDefault and MaxTokensCap are the server's limits.
 	MaxTokensDefault, MaxTokensCap int
+	Guard                          GuardStatus
 }
 
 // ErrorKind classifies errors for the dialects.
@@ -229,6 +250,7 @@ const (
 	ErrContextLength ErrorKind = "context_length"         // 400
 	ErrModelNotFound ErrorKind = "model_not_found"        // 404
 	ErrLoadFailed    ErrorKind = "load_failed"            // 400: the files are at fault
+	ErrDownload      ErrorKind = "download"               // 502: the hub or the way to it
 	ErrCancelled     ErrorKind = "cancelled"              // 409
 	ErrInternal      ErrorKind = "internal"               // 500
 	ErrShuttingDown  ErrorKind = "server_is_stopping_now" // 503

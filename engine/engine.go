@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,33 +16,59 @@ type Engine struct {
 	opts    Options
 	bus     telemetry.Bus
 	started time.Time
+	stop    context.CancelFunc // ends the engine's own goroutines
+	own     sync.WaitGroup     // those
 
 	loads sync.Mutex // one load or unload at a time
+
+	bandwidthOnce sync.Once
+	bandwidth     machine.Bandwidth
 
 	mu        sync.Mutex // guards everything below
 	state     State
 	model     *loaded
 	loading   *LoadProgress
 	cancel    context.CancelFunc // of the load under way
+	cleanup   bool               // a cancelled download leaves nothing behind
 	lastError string
 	warnings  []Warning
-	sticky    LoadRequest // context window, thinking and effort of earlier loads
+	sticky    LoadRequest   // context window, thinking and effort of earlier loads
+	known     []LoadRequest // of models that were loaded, latest last
+	asleep    *LoadRequest  // of the model that an idle unload freed
+	idle      *time.Timer   // until the idle unload
+	using     int           // requests that hold the model
+	groups    []*group      // requests that wait for another model
+	switching bool          // somebody serves the groups
 	queue     queue
+	requests  []*running
+	guard     guardState
+	voice     *voice // of the model whose tokens were counted last
+	voiceID   string
 	emptyLog  *telemetry.Log
 	closed    bool
 }
 
-// New returns an engine with nothing loaded.
+// New returns an engine with nothing loaded. It watches Options.Catalogue and
+// the memory until Close.
 func New(o Options) *Engine {
 	o.defaults()
 	e := &Engine{opts: o, state: StateIdle, started: o.Now(), emptyLog: telemetry.NewLog(o.Now())}
 	e.queue.limit = o.QueueLimit
+	var ctx context.Context
+	ctx, e.stop = context.WithCancel(context.Background())
+	if o.Catalogue != nil {
+		e.own.Go(func() { o.Catalogue.Watch(ctx, func() { e.bus.Publish("models", struct{}{}) }) })
+	}
+	if o.Memory != nil {
+		e.own.Go(func() { e.watchMemory(ctx) })
+	}
 	return e
 }
 
 // Events is the stream of everything that happens: "state" with a Status,
 // "round" with a telemetry.Round, "prefill" with a telemetry.Prefill, "request"
-// with a RequestEvent.
+// with a RequestEvent, "pressure" with a GuardStatus, "models" when the list of
+// models on this machine has changed.
 func (e *Engine) Events() *telemetry.Bus { return &e.bus }
 
 // Rounds returns the round log of the loaded model, an empty one without.
@@ -83,7 +110,8 @@ func (e *Engine) statusLocked() Status {
 		p := *e.loading
 		s.Loading = &p
 	}
-	s.Warnings = append(s.Warnings, e.warnings...)
+	s.Warnings = append(append(s.Warnings, e.warnings...), e.guard.warnings(e.opts.Now())...)
+	s.Guard = e.guard.status(e.guardOn())
 	return s
 }
 
@@ -97,7 +125,8 @@ func (e *Engine) set(change func()) {
 }
 
 // Load loads a model that a client asks for and waits for the end. Paths must
-// lie below Options.ModelRoot. When ctx ends, only the waiting ends.
+// lie below Options.ModelRoot or in the catalogue. What is not on this machine
+// is downloaded. When ctx ends, only the waiting ends.
 func (e *Engine) Load(ctx context.Context, r LoadRequest) (Status, error) {
 	return e.await(ctx, r, false)
 }
@@ -128,79 +157,133 @@ func (e *Engine) await(ctx context.Context, r LoadRequest, trusted bool) (Status
 	}
 }
 
-// start validates and begins a load; the channel gets its result.
-func (e *Engine) start(r LoadRequest, trusted bool) (<-chan error, error) {
-	e.mu.Lock()
-	if e.closed {
-		e.mu.Unlock()
-		return nil, errStopping()
-	}
+// complete lays a request over the settings that it leaves open.
+func (e *Engine) complete(r LoadRequest) LoadRequest {
 	base := e.opts.Base
+	if e.opts.ForModel != nil {
+		m := e.opts.ForModel(r.Model)
+		m.Model = r.Model
+		base = merge(base, m)
+	}
+	e.mu.Lock()
 	over(&base.ContextWindow, e.sticky.ContextWindow)
 	over(&base.EnableThinking, e.sticky.EnableThinking)
 	over(&base.ReasoningEffort, e.sticky.ReasoningEffort)
 	e.mu.Unlock()
-	full := merge(base, r)
+	return merge(base, r)
+}
+
+// start validates and begins a load; the channel gets its result.
+func (e *Engine) start(r LoadRequest, trusted bool) (<-chan error, error) {
+	e.mu.Lock()
+	closed := e.closed
+	e.mu.Unlock()
+	if closed {
+		return nil, errStopping()
+	}
+	full := e.complete(r)
 	if err := e.opts.validate(full, trusted); err != nil {
 		return nil, err
 	}
 	if !e.loads.TryLock() {
 		return nil, &Error{Kind: ErrBusy, Message: "another load or unload is under way; wait for it or cancel it with POST /admin/load/cancel"}
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	e.set(func() {
-		e.cancel, e.lastError, e.warnings = cancel, "", unusedWarning(full.Unused)
-		e.state, e.loading = StateResolving, &LoadProgress{Model: full.Model}
-		if e.model != nil {
-			e.state = StateSwapping
-		}
+	ctx := e.begin(full, func() {
 		over(&e.sticky.ContextWindow, r.ContextWindow)
 		over(&e.sticky.EnableThinking, r.EnableThinking)
 		over(&e.sticky.ReasoningEffort, r.ReasoningEffort)
 	})
 	done := make(chan error, 1)
 	go func() {
-		err := e.swap(ctx, full)
-		cancel()
+		err := e.swap(ctx, full, e.opts.Downloader != nil)
 		e.loads.Unlock() // before anybody hears of the end and asks for the next load
 		done <- err
 	}()
 	return done, nil
 }
 
-// swap builds the new model beside the old one, which answers meanwhile, and
-// puts it in its place. Where memory does not hold both, the old one goes
-// first. A failure leaves the old model as it was, if it is still there.
-func (e *Engine) swap(ctx context.Context, r LoadRequest) error {
-	if !e.fitsBeside(r) {
-		e.mu.Lock()
-		old := e.model
-		e.model = nil
-		e.mu.Unlock()
-		if old != nil {
-			old.retire()
+// begin makes a load known; swap must follow. loads is locked.
+func (e *Engine) begin(r LoadRequest, also func()) context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	e.set(func() {
+		e.cancel, e.cleanup, e.lastError, e.warnings = cancel, false, "", unusedWarning(r.Unused)
+		e.state, e.loading, e.asleep = StateResolving, &LoadProgress{Model: r.Model}, nil
+		if e.model != nil {
+			e.state = StateSwapping
 		}
-	}
-	l, err := e.build(ctx, r, func(s State, p LoadProgress) {
+		if e.closed {
+			cancel()
+		}
+		also()
+	})
+	return ctx
+}
+
+// swap builds the new model beside the old one, which answers meanwhile, and
+// puts it in its place. Where memory does not hold both, which is decided from
+// the sizes of the files, the old one goes first, and comes back if the new one
+// fails. A failure leaves the old model as it was, if it is still there.
+func (e *Engine) swap(ctx context.Context, r LoadRequest, download bool) error {
+	e.bandwidthOnce.Do(func() {
+		if e.opts.Bandwidth != nil {
+			b := e.opts.Bandwidth()
+			e.mu.Lock()
+			e.bandwidth = b
+			e.mu.Unlock()
+		}
+	})
+	report := func(s State, p LoadProgress) {
 		e.set(func() {
 			e.loading = &p
 			if e.model == nil {
 				e.state = s
 			}
 		})
-	})
+	}
+	var evicted *LoadRequest
+	p, err := e.prepare(ctx, r, download, report)
+	var l *loaded
+	if err == nil {
+		if !e.fitsBeside(p) {
+			e.mu.Lock()
+			old := e.model
+			e.model = nil
+			e.mu.Unlock()
+			if old != nil {
+				evicted = &old.request
+				old.retire()
+			}
+		}
+		l, err = e.build(ctx, p, report)
+	}
+	if err != nil && evicted != nil && !e.isClosed() {
+		back, berr := e.prepare(context.Background(), *evicted, false, report)
+		if berr == nil {
+			l, berr = e.build(context.Background(), back, report)
+		}
+		if berr != nil {
+			err = &Error{Kind: ErrLoadFailed, Message: fmt.Sprintf("%v; and %s, which was unloaded for it, could not be loaded again: %v", err, evicted.Model, berr), Cause: err}
+		}
+	}
 	var old *loaded
 	e.set(func() {
-		e.loading, e.cancel = nil, nil
-		if err == nil {
+		e.loading = nil
+		e.cancel()
+		e.cancel = nil
+		if l != nil {
 			old, e.model = e.model, l
-		} else {
+			e.warnings = append(e.warnings, l.notes...)
+			e.remember(l.request)
+			e.guard.loaded()
+		}
+		if err != nil {
 			e.lastError = err.Error()
 		}
 		e.state = StateReady
 		if e.model == nil {
 			e.state = StateIdle
 		}
+		e.restIdle()
 	})
 	if old != nil {
 		go old.retire() // ends when its last answer has
@@ -208,30 +291,38 @@ func (e *Engine) swap(ctx context.Context, r LoadRequest) error {
 	return err
 }
 
+// remember keeps what a model was loaded with, so that it can come back.
+func (e *Engine) remember(r LoadRequest) {
+	e.known = append(slices.DeleteFunc(e.known, func(k LoadRequest) bool { return k.Model == r.Model }), r)
+}
+
 // fitsBeside reports whether memory holds the new model beside the present one.
-func (e *Engine) fitsBeside(r LoadRequest) bool {
+func (e *Engine) fitsBeside(p *plan) bool {
 	e.mu.Lock()
 	none := e.model == nil
 	e.mu.Unlock()
-	if none {
+	if none || e.opts.Memory == nil {
 		return true
 	}
-	src, err := e.opts.locate(r.Model, "model")
-	if err != nil || src.path == "" {
-		return true // fails before it takes memory, or is tiny
-	}
-	need := folderBytes(src.path)
-	m := machine.ReadMemory()
-	return m.Available == 0 || need+need/5 < int64(m.Available)
+	m := e.opts.Memory()
+	return m.Available == 0 || p.need.Needed+p.need.Needed/10 < int64(m.Available)
 }
 
-// CancelLoad stops the load under way; false if there is none.
-func (e *Engine) CancelLoad() bool {
+func (e *Engine) isClosed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.closed
+}
+
+// CancelLoad stops the load under way; false if there is none. What was
+// downloaded for it stays, for the next try, unless cleanup is set.
+func (e *Engine) CancelLoad(cleanup bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.cancel == nil {
 		return false
 	}
+	e.cleanup = cleanup
 	e.cancel()
 	return true
 }
@@ -244,7 +335,7 @@ func (e *Engine) Unload(ctx context.Context) (Status, error) {
 	}
 	var old *loaded
 	e.set(func() {
-		old, e.model, e.lastError, e.warnings = e.model, nil, "", nil
+		old, e.model, e.lastError, e.warnings, e.asleep = e.model, nil, "", nil, nil
 		if old != nil {
 			e.state = StateUnloading
 		}
@@ -274,7 +365,9 @@ func (e *Engine) Close(ctx context.Context) error {
 	if e.cancel != nil {
 		e.cancel()
 	}
+	e.restIdle()
 	e.mu.Unlock()
+	e.stop()
 	e.queue.close()
 	done := make(chan struct{})
 	go func() {
@@ -288,6 +381,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		if old != nil {
 			old.retire()
 		}
+		e.own.Wait()
 		e.bus.Close()
 	}()
 	select {
@@ -307,20 +401,4 @@ func unusedWarning(keys []string) []Warning {
 		return nil
 	}
 	return []Warning{{Code: "load_note", Level: "attention", Message: fmt.Sprintf("this backend has no use for %v; accepted and ignored", keys)}}
-}
-
-// take hands out the model for one generation; release must follow.
-func (e *Engine) take() (*loaded, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case e.closed:
-		return nil, errStopping()
-	case e.model != nil:
-		e.model.users.Add(1)
-		return e.model, nil
-	case e.loading != nil:
-		return nil, &Error{Kind: ErrLoading, Message: "a model is loading — try again in a moment"}
-	}
-	return nil, &Error{Kind: ErrNoModel, Message: "no model is loaded — load one with POST /admin/load"}
 }

@@ -112,10 +112,10 @@ func TestStates(t *testing.T) {
 	if kindOf(err) != engine.ErrNoModel {
 		t.Errorf("without a model: %v", err)
 	}
-	if _, err := e.CountTokens(ctx, message("hi")); kindOf(err) != engine.ErrNoModel {
+	if _, err := e.CountTokens(ctx, "", message("hi")); kindOf(err) != engine.ErrNoModel {
 		t.Errorf("counting without a model: %v", err)
 	}
-	if e.CancelLoad() {
+	if e.CancelLoad(false) {
 		t.Error("cancelled a load that is not there")
 	}
 	if _, err := e.LoadFrom(ctx, engine.LoadRequest{Model: "demo", Mode: "dspark"}); err != nil {
@@ -152,7 +152,7 @@ func TestStates(t *testing.T) {
 		t.Errorf("while loading: %v", err)
 	}
 	watch := blocking.Events().Subscribe(64)
-	if !blocking.CancelLoad() {
+	if !blocking.CancelLoad(false) {
 		t.Error("there was a load to cancel")
 	}
 	close(block)

@@ -14,25 +14,48 @@ import (
 	"sparkbar/engine/telemetry"
 )
 
-// RequestEvent tells how a generation stands.
-type RequestEvent struct {
-	ID     string                    `json:"id"`
-	State  string                    `json:"state"` // queued, running, done, failed
-	Model  string                    `json:"model"`
-	Prompt int                       `json:"prompt_tokens"`
-	Stats  *telemetry.RequestSummary `json:"stats,omitempty"`
-	Error  string                    `json:"error,omitempty"`
-}
-
-// CountTokens renders a prompt and counts its tokens. It never waits for
-// running generations.
-func (e *Engine) CountTokens(ctx context.Context, p Prompt) (int, error) {
-	l, err := e.take()
+// CountTokens renders a prompt and counts its tokens for a model, "" = the
+// loaded one. It never waits for running generations, nor for a load.
+func (e *Engine) CountTokens(ctx context.Context, model string, p Prompt) (int, error) {
+	want, err := e.wanted(model)
 	if err != nil {
 		return 0, err
 	}
-	defer l.users.Done()
-	ids, _, err := l.encode(p)
+	e.mu.Lock()
+	if want == nil && e.model == nil {
+		want = e.comingLocked()
+	}
+	if l := e.model; l != nil && (want == nil || l.info.Target == want.Model) {
+		l.users.Add(1)
+		e.mu.Unlock()
+		defer l.users.Done()
+		ids, _, err := l.encode(p)
+		return len(ids), err
+	}
+	if want == nil {
+		defer e.mu.Unlock()
+		return 0, e.noneLocked()
+	}
+	v, id := e.voice, e.voiceID
+	e.mu.Unlock()
+	if id != want.Model {
+		s, err := e.opts.locate(want.Model, "model")
+		if err != nil {
+			return 0, err
+		}
+		c, err := s.open()
+		if err != nil {
+			return 0, loadError(err)
+		}
+		defer c.Close()
+		if v, err = s.voice(c, e.complete(*want)); err != nil {
+			return 0, loadError(err)
+		}
+		if c.GGUF() == nil { // what comes from a GGUF file may lie in the file
+			e.update(func() { e.voice, e.voiceID = v, want.Model })
+		}
+	}
+	ids, _, err := v.encode(p)
 	return len(ids), err
 }
 
@@ -40,40 +63,62 @@ func (e *Engine) CountTokens(ctx context.Context, p Prompt) (int, error) {
 // caller's goroutine; a slow emit holds nobody else up, and its error, like the
 // end of ctx, stops the generation within a round.
 //
+// A request that names another model of this machine waits until that is
+// loaded: such requests are gathered by model and answered in the order of
+// their first. Nothing is ever downloaded for a request.
+//
 // Sampling values come from the request, else from the server's options, else
 // from the model's generation_config.json, else are greedy (temperature 0,
 // top_p 1, top_k 0).
 func (e *Engine) Generate(ctx context.Context, req Request, emit func(Delta) error) (Result, error) {
-	l, err := e.take()
-	if err != nil {
-		return Result{}, err
-	}
-	defer l.users.Done()
-	ids, text, err := l.encode(req.Prompt)
-	if err != nil {
-		return Result{}, err
-	}
-	job, err := e.plan(l, &req, ids)
-	if err != nil {
-		return Result{}, err
-	}
-	event := RequestEvent{ID: req.ID, State: "queued", Model: l.info.ID, Prompt: len(ids)}
-	e.bus.Publish("request", event)
-	if err := e.queue.acquire(ctx, req.Client); err != nil {
-		event.State, event.Error = "failed", err.Error()
+	ctx, self, end := e.register(ctx, &req)
+	defer end()
+	event := RequestEvent{ID: req.ID, State: "queued", Client: req.Client}
+	told := false
+	tell := func() {
+		told = true
 		e.bus.Publish("request", event)
-		return Result{}, err
 	}
-	defer e.queue.release()
-	event.State = "running"
-	e.bus.Publish("request", event)
-
-	res, err := e.runJob(ctx, l, req, text, job, emit)
+	res, err := func() (Result, error) {
+		l, done, err := e.take(ctx, req.Model, func() {
+			event.Model = req.Model
+			tell()
+		})
+		if err != nil {
+			return Result{}, err
+		}
+		defer done()
+		ids, text, err := l.encode(req.Prompt)
+		if err != nil {
+			return Result{}, err
+		}
+		job, err := e.plan(l, &req, ids)
+		if err != nil {
+			return Result{}, err
+		}
+		event.Model, event.Prompt = l.info.ID, len(ids)
+		e.update(func() { self.Model, self.PromptTokens = l.info.ID, len(ids) })
+		tell()
+		if err := e.queue.acquire(ctx, req.Client); err != nil {
+			return Result{}, err
+		}
+		defer e.queue.release()
+		event.State = "running"
+		e.update(func() { self.State = "running" })
+		tell()
+		return e.runJob(ctx, l, req, text, job, self, emit)
+	}()
+	if err != nil && context.Cause(ctx) == error(errCancelledByOwner) {
+		err = errCancelledByOwner
+	}
+	if !told {
+		return res, err // refused before it meant anything
+	}
 	event.State, event.Stats = "done", &res.Stats
 	if err != nil {
 		event.State, event.Error, event.Stats = "failed", err.Error(), nil
 	}
-	e.bus.Publish("request", event)
+	tell()
 	return res, err
 }
 
@@ -134,7 +179,7 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 }
 
 // runJob runs a job on the model's goroutine and hands its deltas to emit.
-func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt string, j decode.Job, emit func(Delta) error) (Result, error) {
+func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt string, j decode.Job, self *running, emit func(Delta) error) (Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	box := newMailbox()
@@ -148,19 +193,26 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	j.Round = func(r decode.Round) {
 		e.bus.Publish("round", l.log.Record(telemetry.Round{Req: req.ID, Mode: l.info.Mode, I: r.Index, Drafted: len(r.Draft), Accepted: r.Accepted,
 			Committed: len(r.Committed), Cap: r.Cap, Source: string(r.Source), MS: float64(r.Time) / float64(time.Millisecond)}, e.opts.Now()))
+		e.guardRound(l, false)
 	}
 	j.Emit = func(ts []decode.Token) bool {
 		if ttft == 0 {
 			ttft = e.opts.Now().Sub(began)
 		}
+		e.update(func() { self.Tokens += len(ts) })
 		return a.add(ts)
 	}
 	var out decode.Outcome
 	var err error
-	cold := l.cold.Load()
+	cold, swap := l.cold.Load(), e.swapUsed()
 	go func() {
 		defer box.close()
-		l.do(func() { out, err = l.run.Generate(ctx, j); l.cold.Store(false) })
+		l.do(func() {
+			out, err = l.run.Generate(ctx, j)
+			l.cold.Store(false)
+			l.measure()
+			e.guardRound(l, true)
+		})
 	}()
 	for {
 		deltas, open := box.take()
@@ -190,7 +242,10 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	}
 	t := telemetry.Request{Mode: l.info.Mode, PromptTokens: len(j.Prompt), CachedTokens: out.Cached, CompletionTokens: len(res.Tokens), Rounds: out.Rounds,
 		TargetForwards: out.TargetForwards, LookupRounds: out.LookupRounds, Seconds: out.Total.Seconds(), PrefillSeconds: out.Prefill.Seconds(),
-		TTFTSeconds: ttft.Seconds(), Decay: l.log.Decay(req.ID), Cold: cold}
+		TTFTSeconds: ttft.Seconds(), Decay: l.log.Decay(req.ID), Cold: cold, SwapDeltaBytes: e.swapUsed() - swap}
+	if c := e.Roofline(&l.info, t.PromptTokens+t.CompletionTokens).CeilingTPS; c != nil {
+		t.CeilingTPS = *c
+	}
 	if l.info.Mode != "baseline" {
 		c := out.Cap
 		if l.info.Mode == "lookup" {

@@ -28,13 +28,13 @@ import (
 // loaded is a model that answers: its files, its weights on a backend of its
 // own, and the goroutine that owns that backend.
 type loaded struct {
+	*voice
+	request  LoadRequest // what it was loaded with
 	info     ModelInfo
-	tok      *tokenizer.Tokenizer
-	format   *chat.Format
 	end      map[int32]bool
 	defaults generationDefaults
-	kwargs   map[string]any // template defaults
 	controls controls
+	notes    []Warning // about the load
 
 	backend compute.Backend
 	model   *arch.Model
@@ -43,6 +43,9 @@ type loaded struct {
 
 	log    *telemetry.Log
 	totals telemetry.Totals
+
+	costs *calibrate.Costs       // of its rounds, nil = not measured
+	gauge atomic.Pointer[Gauges] // as of the latest generation
 
 	jobs  chan func()
 	users sync.WaitGroup // generations that hold the model
@@ -72,6 +75,16 @@ type source struct {
 	builtin map[string][]byte
 }
 
+// find looks a model up in the catalogue.
+func (o *Options) find(id string) (models.Model, bool) {
+	if o.Catalogue == nil {
+		return models.Model{}, false
+	}
+	return o.Catalogue.Find(id)
+}
+
+// locate finds the files that a name means: a built-in model, a path, or a
+// model of the catalogue. field is the one that names it.
 func (o *Options) locate(id, field string) (source, error) {
 	if b, ok := o.Builtins[id]; ok {
 		return source{id: id, builtin: b.Target}, nil
@@ -81,8 +94,14 @@ func (o *Options) locate(id, field string) (source, error) {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return source{}, &Error{Kind: ErrInvalid, Field: field, Message: fmt.Sprintf("cannot read %s: %v", id, err), Cause: err}
 	}
-	return source{}, &Error{Kind: ErrModelNotFound, Field: field,
-		Message: fmt.Sprintf("%s %q is neither a built-in model (%s) nor an existing folder or GGUF file; check the path", field, id, strings.Join(o.builtinNames(), ", "))}
+	message := fmt.Sprintf("%s %q is neither a built-in model (%s), a model on this machine nor an existing folder or GGUF file; check the name", field, id, strings.Join(o.builtinNames(), ", "))
+	switch m, ok := o.find(id); {
+	case ok && m.Loadable() && m.Path != "" && (field == "drafter" || !m.Drafter):
+		return source{id: id, path: m.Path}, nil
+	case ok && m.Reason != "":
+		message = fmt.Sprintf("%s %q cannot be loaded: %s", field, id, m.Reason)
+	}
+	return source{}, &Error{Kind: ErrModelNotFound, Field: field, Message: message}
 }
 
 func (o *Options) builtinNames() []string {
@@ -100,25 +119,112 @@ func (s source) open() (*checkpoint.Checkpoint, error) {
 	return checkpoint.Open(s.path)
 }
 
-func (s source) tokenizer(c *checkpoint.Checkpoint) (*tokenizer.Tokenizer, error) {
-	if s.path == "" {
-		return tokenizer.New(s.builtin["tokenizer.json"], s.builtin["tokenizer_config.json"])
+// voice is how a model reads and writes: its tokens and its templates.
+type voice struct {
+	tok    *tokenizer.Tokenizer
+	format *chat.Format
+	kwargs map[string]any // template defaults
+}
+
+func (s source) voice(c *checkpoint.Checkpoint, r LoadRequest) (v *voice, err error) {
+	v = &voice{kwargs: map[string]any{}}
+	switch {
+	case s.path == "":
+		v.tok, err = tokenizer.New(s.builtin["tokenizer.json"], s.builtin["tokenizer_config.json"])
+	case c.GGUF() != nil:
+		v.tok, err = tokenizer.FromGGUF(ggufVocabulary(c.GGUF()))
+	default:
+		v.tok, err = tokenizer.Load(openTokenizerDir(s.path))
 	}
-	if c.GGUF() != nil {
-		return tokenizer.FromGGUF(ggufVocabulary(c.GGUF()))
+	if err != nil {
+		return nil, fmt.Errorf("%s: tokenizer: %w", s.id, err)
 	}
-	return tokenizer.Load(openTokenizerDir(s.path))
+	if v.format, err = newFormat(v.tok); err != nil {
+		return nil, fmt.Errorf("%s: %w", s.id, err)
+	}
+	if on := r.EnableThinking; on != nil {
+		v.kwargs["enable_thinking"] = *on
+	}
+	if effort := value(r.ReasoningEffort, ""); effort != "" {
+		v.kwargs["reasoning_effort"] = effort
+	}
+	return v, nil
+}
+
+// footprint adds up the weights of a checkpoint as they are stored.
+func footprint(c *checkpoint.Checkpoint) telemetry.Footprint {
+	var list []telemetry.Weight
+	for _, name := range c.Names() {
+		if t, err := c.Tensor(name); err == nil {
+			list = append(list, telemetry.Weight{Name: name, Bytes: int64(len(t.Data))})
+		}
+	}
+	cfg := c.Config()
+	if text := cfg.Sub("text_config"); !text.Empty() {
+		cfg = text
+	}
+	experts := 0
+	for _, key := range []string{"num_experts", "n_routed_experts", "num_local_experts"} {
+		experts = max(experts, cfg.IntOr(key, 0))
+	}
+	return telemetry.WeightFootprint(list, experts, cfg.IntOr("num_experts_per_tok", 0))
+}
+
+// plan is a load whose files are known and checked, before any weight is read.
+type plan struct {
+	request      LoadRequest
+	target       source
+	files        *checkpoint.Checkpoint
+	drafter      *source // nil = none
+	drafterFiles *checkpoint.Checkpoint
+	mode         string // "" = what the drafter is
+	window       int    // 0 = the model's own
+	cacheTokens  int    // 0 = by the window
+	need         models.Fit
+	notes        []Warning
+}
+
+func (p *plan) close() {
+	for _, c := range []*checkpoint.Checkpoint{p.files, p.drafterFiles} {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// prepare finds the files of a load, downloads them if that is allowed, and
+// decides whether they fit.
+func (e *Engine) prepare(ctx context.Context, r LoadRequest, download bool, report func(State, LoadProgress)) (_ *plan, err error) {
+	report(StateResolving, LoadProgress{Model: r.Model})
+	p := &plan{request: r}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	if err := e.resolve(ctx, p, download, report); err != nil {
+		return nil, err
+	}
+	if p.files, err = p.target.open(); err != nil {
+		return nil, loadError(err)
+	}
+	if p.drafter != nil {
+		if p.drafterFiles, err = p.drafter.open(); err != nil {
+			return nil, loadError(err)
+		}
+	}
+	return p, e.fit(p)
 }
 
 // build loads a model from start to end. report is told about progress; a
 // cancelled context ends it between two tensors. Nothing of a failed build
 // remains.
-func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, LoadProgress)) (_ *loaded, err error) {
-	target, err := e.opts.locate(r.Model, "model")
-	if err != nil {
-		return nil, err
+func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProgress)) (_ *loaded, err error) {
+	r, c, dc, drafter, mode, window := p.request, p.files, p.drafterFiles, p.drafter, p.mode, p.window
+	l := &loaded{request: r, jobs: make(chan func()), log: telemetry.NewLog(e.opts.Now()), notes: p.notes, files: []*checkpoint.Checkpoint{c}}
+	if dc != nil {
+		l.files = append(l.files, dc)
 	}
-	l := &loaded{jobs: make(chan func()), log: telemetry.NewLog(e.opts.Now()), kwargs: map[string]any{}}
 	l.cold.Store(true)
 	served := false
 	defer func() {
@@ -126,28 +232,11 @@ func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, Lo
 			l.free()
 		}
 	}()
-	c, err := target.open()
-	if err != nil {
+	if l.voice, err = p.target.voice(c, r); err != nil {
 		return nil, loadError(err)
 	}
-	l.files = append(l.files, c)
-	if l.tok, err = target.tokenizer(c); err != nil {
-		return nil, loadError(fmt.Errorf("%s: tokenizer: %w", r.Model, err))
-	}
-	if l.format, err = newFormat(l.tok); err != nil {
-		return nil, loadError(fmt.Errorf("%s: %w", r.Model, err))
-	}
-	drafter, mode, err := e.opts.pair(r)
-	if err != nil {
-		return nil, err
-	}
 	progress := LoadProgress{Model: r.Model, BytesTotal: c.Bytes()}
-	var dc *checkpoint.Checkpoint
-	if drafter != nil {
-		if dc, err = drafter.open(); err != nil {
-			return nil, loadError(err)
-		}
-		l.files = append(l.files, dc)
+	if dc != nil {
 		progress.BytesTotal += dc.Bytes()
 	}
 	report(StateLoading, progress)
@@ -161,7 +250,6 @@ func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, Lo
 	if l.tok.VocabSize() > l.model.Vocab {
 		return nil, loadError(fmt.Errorf("%s: the tokenizer has %d tokens, the model only %d; the folder mixes files of different models", r.Model, l.tok.VocabSize(), l.model.Vocab))
 	}
-	window := value(r.ContextWindow, 0)
 	if window == 0 {
 		window = l.model.Context
 	}
@@ -169,6 +257,9 @@ func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, Lo
 		window = 8192
 	}
 	cacheTokens := e.opts.CacheTokens
+	if cacheTokens == 0 {
+		cacheTokens = p.cacheTokens
+	}
 	if cacheTokens == 0 {
 		cacheTokens = min(2*window, max(window, 256<<10))
 	}
@@ -202,10 +293,11 @@ func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, Lo
 	if err := ctx.Err(); err != nil {
 		return nil, loadError(err)
 	}
-	l.describe(r, c, d, mode, window)
+	l.describe(r, c, dc, d, mode, window)
 	if drafter != nil {
 		l.info.Drafter = drafter.id
 	}
+	l.measure() // nobody else uses it yet
 	served = true
 	go l.serve()
 	if d != nil && r.MaxDraft != nil && *r.MaxDraft == 0 {
@@ -225,33 +317,6 @@ func (e *Engine) build(ctx context.Context, r LoadRequest, report func(State, Lo
 	return l, nil
 }
 
-// pair resolves the mode and the drafter of a request. An empty mode means
-// what the drafter turns out to be. A drafter that only the table of published
-// pairs names is used when it is on this machine; auto does without it.
-func (o *Options) pair(r LoadRequest) (*source, string, error) {
-	auto := r.Mode == "" || r.Mode == "auto"
-	if b, ok := o.Builtins[r.Model]; ok && b.Drafter != nil && r.Drafter == "" && (auto || r.Mode == "dspark") {
-		return &source{id: r.Model + "-drafter", builtin: b.Drafter}, "dspark", nil
-	}
-	choice, err := models.Resolve(r.Model, r.Mode, r.Drafter)
-	if err != nil {
-		return nil, "", &Error{Kind: ErrInvalid, Field: "drafter", Message: err.Error(), Cause: err}
-	}
-	if choice.Drafter == "" {
-		return nil, choice.Mode, nil
-	}
-	s, err := o.locate(choice.Drafter, "drafter")
-	switch {
-	case err != nil && r.Drafter == "" && auto:
-		return nil, "lookup", nil
-	case err != nil:
-		return nil, "", err
-	case auto:
-		return &s, "", nil
-	}
-	return &s, choice.Mode, nil
-}
-
 // control sets up the controller of the draft cap on curves measured now.
 func (l *loaded) control(ctx context.Context, mode string) (err error) {
 	l.do(func() {
@@ -260,13 +325,14 @@ func (l *loaded) control(ctx context.Context, mode string) (err error) {
 			e = costs.Validate()
 		}
 		if err = e; err == nil {
+			l.costs = costs
 			l.controls.controller = calibrate.NewController(costs, calibrate.ControllerConfig{MaxCap: l.run.Drafter().MaxDraft(), Park: mode == "dspark"})
 		}
 	})
 	return err
 }
 
-func (l *loaded) describe(r LoadRequest, c *checkpoint.Checkpoint, d draft.Drafter, mode string, window int) {
+func (l *loaded) describe(r LoadRequest, c, dc *checkpoint.Checkpoint, d draft.Drafter, mode string, window int) {
 	l.end = map[int32]bool{}
 	for _, id := range l.tok.StopIDs() {
 		l.end[id] = true
@@ -292,12 +358,6 @@ func (l *loaded) describe(r LoadRequest, c *checkpoint.Checkpoint, d draft.Draft
 			l.defaults.topK = &k
 		}
 	}
-	if v := r.EnableThinking; v != nil {
-		l.kwargs["enable_thinking"] = *v
-	}
-	if v := r.ReasoningEffort; v != nil && *v != "" {
-		l.kwargs["reasoning_effort"] = *v
-	}
 	k := &l.controls
 	k.threshold, k.lookup, k.maxContext = value(r.ConfidenceThreshold, 0), value(r.LookupDrafts, d != nil && mode == "dspark" && models.LookupDrafts(r.Model)), window
 	k.cap = value(r.MaxDraft, 0)
@@ -320,7 +380,12 @@ func (l *loaded) describe(r LoadRequest, c *checkpoint.Checkpoint, d draft.Draft
 		Vocab: l.model.Vocab, WeightBytes: l.model.WeightBytes, LoadedAt: time.Now(), Backend: l.backend.Name(),
 		SupportsEffort: l.format.Uses("reasoning_effort"), ThinkingDefault: value(r.EnableThinking, true), ReasoningEffort: value(r.ReasoningEffort, ""),
 		SupportsReasoning: l.format.Thinks(), SupportsTools: l.format.ToolParser() != ""}
+	l.info.Weights, l.info.KVBytesPerToken = footprint(c), l.run.Cache().PositionBytes()
 	if d != nil {
+		if dc != nil {
+			f := footprint(dc)
+			l.info.DrafterWeights = &f
+		}
 		l.info.DrafterBytes = d.WeightBytes()
 		l.info.DrafterWindow = models.Window(r.DrafterWindow)
 	}
@@ -363,6 +428,18 @@ func (l *loaded) do(job func()) {
 	done := make(chan struct{})
 	l.jobs <- func() { defer close(done); job() }
 	<-done
+}
+
+// measure notes what reports show and only the model's goroutine may read. It
+// runs there.
+func (l *loaded) measure() {
+	g := &Gauges{Store: l.run.Store().Stats(), Trimmable: l.run.Cache().Trimmable(), PositionBytes: l.run.Cache().PositionBytes()}
+	g.PagesUsed, g.Pages = l.run.Cache().Pages()
+	if c := l.controls.controller; c != nil {
+		info := c.Info()
+		g.Controller = &info
+	}
+	l.gauge.Store(g)
 }
 
 // retire ends the model once nobody uses it any more.

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"sparkbar/engine/compute"
+	"sparkbar/engine/machine"
+	"sparkbar/engine/models"
 )
 
 // Options configure an Engine. The zero value of a field means its default.
@@ -22,14 +24,35 @@ type Options struct {
 	// Engine.LoadFrom.
 	ModelRoot string
 
+	// Catalogue lists the models on this machine; nil = only built-in ones and
+	// paths are known. The engine watches it.
+	Catalogue *models.Catalogue
+	// Downloader fetches what an explicit load names and this machine does not
+	// have; nil = nothing is fetched.
+	Downloader *models.Downloader
+	// NoModelSwitch keeps requests from loading another model by naming it.
+	NoModelSwitch bool
+	// IdleUnload frees the model after that long without a request; the next
+	// request loads it again. 0 = never.
+	IdleUnload time.Duration
+
 	DefaultMaxTokens int // 2048
 	MaxTokensCap     int // 32768
 	// Temperature, TopP and TopK are the server's defaults; nil = the model's.
 	Temperature, TopP *float64
 	TopK              *int
 
-	// Base holds the settings that every load starts from.
-	Base LoadRequest
+	// Base holds the settings that every load starts from. ForModel, if set,
+	// gives those of one model, which are laid over it.
+	Base     LoadRequest
+	ForModel func(model string) LoadRequest
+
+	// Memory reads the machine's memory; nil = no fit check, no guard.
+	Memory func() machine.Memory
+	// Bandwidth tells how fast memory is read; called once, at the first load.
+	// nil = no ceilings are reported.
+	Bandwidth func() machine.Bandwidth
+	Chip      machine.Chip
 
 	QueueLimit int // waiting generations; 64
 	// CacheTokens is how many tokens of context all conversations together may
@@ -92,6 +115,7 @@ func merge(base, r LoadRequest) LoadRequest {
 	over(&out.Warmup, r.Warmup)
 	over(&out.EnableThinking, r.EnableThinking)
 	over(&out.ReasoningEffort, r.ReasoningEffort)
+	over(&out.MemoryGuard, r.MemoryGuard)
 	return out
 }
 
@@ -158,6 +182,13 @@ func (o *Options) inside(field, path string) error {
 	}
 	if _, err := os.Stat(path); err != nil {
 		return nil // not a path: resolved, or refused, by name
+	}
+	if o.Catalogue != nil {
+		for _, m := range o.Catalogue.List() {
+			if m.Path != "" && filepath.Clean(path) == m.Path {
+				return nil
+			}
+		}
 	}
 	root, err := filepath.EvalSymlinks(o.ModelRoot)
 	if err == nil {

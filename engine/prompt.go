@@ -35,7 +35,7 @@ func newFormat(t *tokenizer.Tokenizer) (*chat.Format, error) {
 
 // encode turns a prompt into token ids; text is the rendered conversation, ""
 // for the other kinds of prompt.
-func (l *loaded) encode(p Prompt) (ids []int32, text string, err error) {
+func (l *voice) encode(p Prompt) (ids []int32, text string, err error) {
 	switch {
 	case p.Tokens != nil:
 		return p.Tokens, "", nil
@@ -49,7 +49,7 @@ func (l *loaded) encode(p Prompt) (ids []int32, text string, err error) {
 }
 
 // render makes the text of a conversation.
-func (l *loaded) render(p Prompt) (string, error) {
+func (l *voice) render(p Prompt) (string, error) {
 	bad := func(field, format string, args ...any) error {
 		return &Error{Kind: ErrInvalid, Field: field, Message: fmt.Sprintf(format, args...)}
 	}
@@ -169,20 +169,6 @@ func ggufVocabulary(m *checkpoint.Metadata) tokenizer.GGUFMeta {
 		g.ChatTemplates[n] = str("tokenizer.chat_template." + n)
 	}
 	return g
-}
-
-// folderBytes is the size of the files of a model, without reading them.
-func folderBytes(path string) int64 {
-	var n int64
-	filepath.WalkDir(path, func(_ string, d os.DirEntry, err error) error {
-		if err == nil && !d.IsDir() {
-			if info, err := d.Info(); err == nil {
-				n += info.Size()
-			}
-		}
-		return nil
-	})
-	return n
 }
 
 // openTokenizerDir is the folder that holds a checkpoint's tokenizer.

@@ -30,7 +30,7 @@ func TestMLXRules(t *testing.T) {
 func TestFoldSystem(t *testing.T) {
 	e, _ := demoEngine(t, reference, engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)})
 	p := engine.Prompt{Messages: json.RawMessage(`[{"role":"user","content":"Hi"},{"role":"system","content":"Be brief."},{"role":"user","content":"Go"}]`), FoldSystem: true}
-	if n, err := e.CountTokens(context.Background(), p); err != nil || n < 8 {
+	if n, err := e.CountTokens(context.Background(), "", p); err != nil || n < 8 {
 		t.Errorf("%d tokens, %v", n, err)
 	}
 }
@@ -39,7 +39,7 @@ func TestRoleMappingRefused(t *testing.T) {
 	e, _ := demoEngine(t, reference, engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)})
 	p := message("hi")
 	p.RoleMapping = json.RawMessage(`["user"]`)
-	_, err := e.CountTokens(context.Background(), p)
+	_, err := e.CountTokens(context.Background(), "", p)
 	if kindOf(err) != engine.ErrInvalid || !strings.Contains(err.Error(), "role_mapping") {
 		t.Errorf("%v", err)
 	}

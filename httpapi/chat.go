@@ -108,20 +108,19 @@ type chatRequest struct {
 	s        *Server
 	id       string
 	created  int64
-	model    string
-	st       engine.Status
+	model    asked
 	usage    bool // stream_options.include_usage
 	logprobs bool
 	arrays   bool // logprobs was an integer
 }
 
 func (s *Server) chat(c *gin.Context) *apiError {
-	f, st, model, err := s.open(c)
+	f, model, err := s.open(c)
 	if err != nil {
 		return err
 	}
-	r := &chatRequest{s: s, id: "chatcmpl-" + randomHex(16), created: time.Now().Unix(), model: model, st: st}
-	req := engine.Request{ID: r.id, Client: clientName(c.Request), Reasoning: true}
+	r := &chatRequest{s: s, id: "chatcmpl-" + randomHex(16), created: time.Now().Unix(), model: model}
+	req := engine.Request{Model: model.id, ID: r.id, Client: clientName(c.Request), Reasoning: true}
 	req.Prompt.Tools = f.chatTools()
 	req.Tools = req.Prompt.Tools != nil
 	req.Prompt.Kwargs = f.templateKwargs()
@@ -222,8 +221,8 @@ func (f *fields) streamUsage() bool {
 }
 
 func (r *chatRequest) object(name string) *chatCompletion {
-	return &chatCompletion{ID: r.id, Object: name, Created: r.created, Model: r.model,
-		Fingerprint: fingerprint(r.st), Choices: []chatChoice{}}
+	return &chatCompletion{ID: r.id, Object: name, Created: r.created, Model: r.model.shown,
+		Fingerprint: r.model.fingerprint(), Choices: []chatChoice{}}
 }
 
 // message is the assistant's message of a finished generation.

@@ -48,8 +48,7 @@ type completionRequest struct {
 	s        *Server
 	id       string
 	created  int64
-	model    string
-	st       engine.Status
+	model    asked
 	usage    bool
 	logprobs bool
 	n        int      // choices per prompt
@@ -59,13 +58,13 @@ type completionRequest struct {
 }
 
 func (s *Server) completions(c *gin.Context) *apiError {
-	f, st, model, err := s.open(c)
+	f, model, err := s.open(c)
 	if err != nil {
 		return err
 	}
-	r := &completionRequest{s: s, id: "cmpl-" + randomHex(16), created: time.Now().Unix(), model: model, st: st, n: 1}
+	r := &completionRequest{s: s, id: "cmpl-" + randomHex(16), created: time.Now().Unix(), model: model, n: 1}
 	// That server reads thoughts and calls out of any text, and shows neither here.
-	req := engine.Request{ID: r.id, Client: clientName(c.Request), Reasoning: s.profile.MLXRules, Tools: s.profile.MLXRules}
+	req := engine.Request{Model: model.id, ID: r.id, Client: clientName(c.Request), Reasoning: s.profile.MLXRules, Tools: s.profile.MLXRules}
 	prompts := f.prompts()
 	req.MaxTokens = s.maxTokens(f, "max_tokens", "max_completion_tokens")
 	req.Sampling = s.sampling(f)
@@ -205,8 +204,8 @@ func (f *fields) textLogprobs() int {
 }
 
 func (r *completionRequest) object() *textCompletion {
-	return &textCompletion{ID: r.id, Object: "text_completion", Created: r.created, Model: r.model,
-		Fingerprint: fingerprint(r.st), Choices: []textChoice{}}
+	return &textCompletion{ID: r.id, Object: "text_completion", Created: r.created, Model: r.model.shown,
+		Fingerprint: r.model.fingerprint(), Choices: []textChoice{}}
 }
 
 // prefix is what echo puts before a choice.

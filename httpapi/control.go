@@ -32,7 +32,27 @@ type loadStatus struct {
 type downloadProgress struct {
 	Repo       string `json:"repo"`
 	BytesDone  int64  `json:"bytes_done"`
-	BytesTotal *int64 `json:"bytes_total"`
+	BytesTotal *int64 `json:"bytes_total"` // nil while unknown
+	State      string `json:"state"`
+	// BytesPerSecond is 0 and ETASeconds nil while unknown.
+	BytesPerSecond float64  `json:"bytes_per_second"`
+	ETASeconds     *float64 `json:"eta_seconds"`
+}
+
+func downloadOf(p *engine.LoadProgress) *downloadProgress {
+	if p == nil || p.Download == nil {
+		return nil
+	}
+	d := p.Download
+	out := &downloadProgress{Repo: d.Repo, BytesDone: d.BytesDone, State: d.State, BytesPerSecond: tenths(d.BytesPerSecond)}
+	if d.BytesTotal > 0 {
+		out.BytesTotal = &d.BytesTotal
+	}
+	if d.ETA > 0 {
+		s := tenths(d.ETA.Seconds())
+		out.ETASeconds = &s
+	}
+	return out
 }
 
 // loadPhase names what a load is doing; false if none is under way.
@@ -40,7 +60,7 @@ func loadPhase(st engine.Status) (string, bool) {
 	switch st.State {
 	case engine.StateWarming:
 		return "warming_up", true
-	case engine.StateResolving, engine.StateLoading, engine.StateSwapping:
+	case engine.StateResolving, engine.StateDownloading, engine.StateLoading, engine.StateSwapping:
 		return "loading", true
 	}
 	return "", false
@@ -52,7 +72,7 @@ func controlStatusOf(st engine.Status) controlStatus {
 		s.Model = &st.Model.ID
 	}
 	if phase, ok := loadPhase(st); ok {
-		s.Loading, s.loadStatus = true, &loadStatus{Phase: phase, Progress: st.Loading}
+		s.Loading, s.loadStatus = true, &loadStatus{Phase: phase, Download: downloadOf(st.Loading), Progress: st.Loading}
 	}
 	return s
 }
@@ -107,7 +127,7 @@ func (s *Server) adminLoadCancel(c *gin.Context) *apiError {
 		}
 	}
 	loading := s.engine.Status().Loading
-	if !s.engine.CancelLoad() {
+	if !s.engine.CancelLoad(cleanup) {
 		s.reply(c, http.StatusOK, struct {
 			Cancelled bool   `json:"cancelled"`
 			Reason    string `json:"reason"`
@@ -121,6 +141,9 @@ func (s *Server) adminLoadCancel(c *gin.Context) *apiError {
 	}{true, nil, cleanup}
 	if loading != nil {
 		answer.Repo = &loading.Model
+		if loading.Download != nil && loading.Download.Repo != "" {
+			answer.Repo = &loading.Download.Repo
+		}
 	}
 	s.reply(c, http.StatusOK, answer)
 	return nil

@@ -72,6 +72,8 @@ func fromEngine(err error, what string) *apiError {
 	case engine.ErrModelNotFound:
 		return &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found",
 			Field: "model", Message: e.Message}
+	case engine.ErrDownload:
+		return &apiError{Status: http.StatusBadGateway, Type: "download_error", Message: e.Message}
 	case engine.ErrCancelled:
 		return &apiError{Status: http.StatusConflict, Type: "cancelled", Message: e.Message}
 	case engine.ErrShuttingDown:

@@ -44,44 +44,49 @@ func (s *Server) ready() (engine.Status, *apiError) {
 	return st, noModel()
 }
 
-// open reads the body of a generation route and checks the model it names.
-// The returned name is what the answer shows as "model".
-func (s *Server) open(c *gin.Context) (f *fields, st engine.Status, model string, err *apiError) {
+// open reads the body of a generation route and checks that the model it names
+// can answer, perhaps after a load. id is that name for the engine, shown what
+// the answer has as "model".
+func (s *Server) open(c *gin.Context) (f *fields, m asked, err *apiError) {
 	if f, err = s.body(c); err != nil {
 		return
 	}
-	if st, err = s.ready(); err != nil {
+	name := f.text("model")
+	if f.err != nil {
+		return f, m, f.err
+	}
+	if name != nil {
+		m.id = *name
+	}
+	if e := s.engine.Check(m.id); e != nil {
+		err = fromEngine(e, "could not use the model")
 		return
 	}
-	model = st.Model.ID
-	if name := f.text("model"); f.err != nil {
-		err = f.err
-	} else if name != nil && *name != "" {
-		model = *name
-		if !serves(st.Model, model) {
-			err = &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Field: "model",
-				Message: fmt.Sprintf("model '%s' is not loaded here; load it with POST /admin/load, or name '%s'", shorten(model), st.Model.ID)}
+	st := s.engine.Status()
+	m.version, m.shown = st.Version, m.id
+	if st.Model != nil {
+		m.backend = st.Model.Backend
+		if m.shown == "" {
+			m.shown = st.Model.ID
 		}
 	}
 	return
 }
 
-// serves reports whether the loaded model answers to a name. Names without a
-// slash that are not ours (claude-*, gpt-*) are aliases that clients insist on.
-func serves(m *engine.ModelInfo, name string) bool {
-	return !strings.Contains(name, "/") || name == m.Target || strings.HasSuffix(m.Target, "/"+name)
+// asked is the model that a request is about.
+type asked struct {
+	id, shown        string
+	version, backend string
 }
+
+// fingerprint names what decides the bits of an answer.
+func (m asked) fingerprint() string { return "sparkbar-" + m.version + "-" + m.backend }
 
 func shorten(s string) string {
 	if len(s) > 200 {
 		return strings.ToValidUTF8(s[:200], "") + "…"
 	}
 	return s
-}
-
-// fingerprint names what decides the bits of an answer.
-func fingerprint(st engine.Status) string {
-	return "sparkbar-" + st.Version + "-" + st.Model.Backend
 }
 
 // maxTokens reads the first limit that is set.

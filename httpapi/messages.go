@@ -81,12 +81,12 @@ type messageRequest struct {
 }
 
 func (s *Server) messages(c *gin.Context) *apiError {
-	f, _, model, err := s.open(c)
+	f, model, err := s.open(c)
 	if err != nil {
 		return err
 	}
-	r := &messageRequest{s: s, id: "msg_" + randomHex(12), model: model}
-	req := engine.Request{ID: r.id, Client: clientName(c.Request), Reasoning: true, Tools: true, Logprobs: -1}
+	r := &messageRequest{s: s, id: "msg_" + randomHex(12), model: model.shown}
+	req := engine.Request{Model: model.id, ID: r.id, Client: clientName(c.Request), Reasoning: true, Tools: true, Logprobs: -1}
 	req.Prompt, r.hideThinking = f.anthropicPrompt()
 	req.MaxTokens = s.maxTokens(f, "max_tokens")
 	req.Sampling = s.sampling(f)
@@ -98,7 +98,7 @@ func (s *Server) messages(c *gin.Context) *apiError {
 	setRequestID(c, r.id)
 	c.Header("Request-Id", r.id)
 	if streaming {
-		n, err := s.engine.CountTokens(c.Request.Context(), req.Prompt)
+		n, err := s.engine.CountTokens(c.Request.Context(), model.id, req.Prompt)
 		if err != nil {
 			return s.failure(err)
 		}
@@ -123,7 +123,7 @@ func (s *Server) messages(c *gin.Context) *apiError {
 }
 
 func (s *Server) countTokens(c *gin.Context) *apiError {
-	f, _, _, err := s.open(c)
+	f, model, err := s.open(c)
 	if err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (s *Server) countTokens(c *gin.Context) *apiError {
 	if f.err != nil {
 		return f.err
 	}
-	n, cerr := s.engine.CountTokens(c.Request.Context(), prompt)
+	n, cerr := s.engine.CountTokens(c.Request.Context(), model.id, prompt)
 	if cerr != nil {
 		return s.failure(cerr)
 	}

@@ -101,15 +101,15 @@ type responseRequest struct {
 }
 
 func (s *Server) responses(c *gin.Context) *apiError {
-	f, _, model, err := s.open(c)
+	f, model, err := s.open(c)
 	if err != nil {
 		return err
 	}
 	r := &responseRequest{s: s, id: randomHex(16)}
 	r.object = responseObject{ID: "resp_" + r.id, Object: "response", CreatedAt: time.Now().Unix(), Status: "in_progress",
-		Model: model, Output: []any{}, Instructions: f.text("instructions"), ParallelToolCalls: true,
+		Model: model.shown, Output: []any{}, Instructions: f.text("instructions"), ParallelToolCalls: true,
 		Metadata: json.RawMessage("{}"), ToolChoice: json.RawMessage(`"auto"`), Tools: json.RawMessage("[]")}
-	req := engine.Request{ID: r.object.ID, Client: clientName(c.Request), Reasoning: true, Logprobs: -1}
+	req := engine.Request{Model: model.id, ID: r.object.ID, Client: clientName(c.Request), Reasoning: true, Logprobs: -1}
 	req.Prompt.Messages, req.Prompt.FoldSystem = f.responsesInput(r.object.Instructions), true
 	req.Prompt.Tools = f.responsesTools()
 	req.Tools = req.Prompt.Tools != nil

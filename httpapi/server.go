@@ -22,15 +22,19 @@ type Engine interface {
 	// order; a slow emit holds up no other generation. Its error, like the end
 	// of ctx, stops the generation within a round.
 	Generate(ctx context.Context, req engine.Request, emit func(engine.Delta) error) (engine.Result, error)
-	// CountTokens renders and counts a prompt without waiting for generations.
-	CountTokens(ctx context.Context, p engine.Prompt) (int, error)
+	// CountTokens renders and counts a prompt for a model ("" = the loaded one)
+	// without waiting for generations.
+	CountTokens(ctx context.Context, model string, p engine.Prompt) (int, error)
+	// Check says whether a request that names a model would be answered.
+	Check(model string) error
 	Status() engine.Status
 	// Load blocks until the load ends; a cancelled ctx only stops the waiting.
 	Load(ctx context.Context, req engine.LoadRequest) (engine.Status, error)
 	// StartLoad validates, starts the load and returns at once.
 	StartLoad(req engine.LoadRequest) (engine.Status, error)
-	// CancelLoad stops the load under way; false if there is none.
-	CancelLoad() bool
+	// CancelLoad stops the load under way; false if there is none. cleanup
+	// removes what was downloaded for it.
+	CancelLoad(cleanup bool) bool
 	Unload(ctx context.Context) (engine.Status, error)
 	Events() *telemetry.Bus
 	// Rounds is the log of the loaded model, empty without one.

@@ -106,7 +106,7 @@ func (s *Server) healthOf(st engine.Status) any {
 	m := st.Model
 	if m == nil || loading {
 		h := notReady{Status: "no_model", Loading: loading, Warnings: warnings, Error: optional(st.LastError),
-			Progress: st.Loading, liveness: s.livenessOf(st)}
+			Download: downloadOf(st.Loading), Progress: st.Loading, liveness: s.livenessOf(st)}
 		if loading {
 			h.Status, h.Phase = "loading", &phase
 		}

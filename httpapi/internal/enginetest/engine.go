@@ -5,6 +5,7 @@ package enginetest
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -173,11 +174,25 @@ func (e *Engine) Generate(ctx context.Context, req engine.Request, emit func(eng
 }
 
 // CountTokens answers Count or CountErr.
-func (e *Engine) CountTokens(_ context.Context, p engine.Prompt) (int, error) {
+func (e *Engine) CountTokens(_ context.Context, _ string, p engine.Prompt) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.prompts = append(e.prompts, p)
 	return e.Count, e.CountErr
+}
+
+// Check knows the loaded model and names without a slash.
+func (e *Engine) Check(name string) error {
+	st := e.Status()
+	switch {
+	case st.Model == nil && st.Loading == nil:
+		return &engine.Error{Kind: engine.ErrNoModel}
+	case st.Model == nil:
+		return &engine.Error{Kind: engine.ErrLoading}
+	case strings.Contains(name, "/") && name != st.Model.Target && !strings.HasSuffix(st.Model.Target, "/"+name):
+		return &engine.Error{Kind: engine.ErrModelNotFound, Message: "model '" + name + "' is not loaded here; load it with POST /admin/load"}
+	}
+	return nil
 }
 
 // Status answers what SetStatus set.
@@ -229,7 +244,7 @@ func (e *Engine) StartLoad(r engine.LoadRequest) (engine.Status, error) {
 }
 
 // CancelLoad ends a held load.
-func (e *Engine) CancelLoad() bool {
+func (e *Engine) CancelLoad(bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.loadBlock == nil {

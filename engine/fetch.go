@@ -1,0 +1,202 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"sparkbar/engine/models"
+)
+
+// progressPeriod is how often a download is told about.
+const progressPeriod = 250 * time.Millisecond
+
+// resolve finds the target, the mode and the drafter of a plan. A drafter that
+// only the table of published pairs names is used when it is on this machine or
+// can be fetched; mode auto does without it.
+func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report func(State, LoadProgress)) error {
+	o, r := &e.opts, p.request
+	auto := r.Mode == "" || r.Mode == "auto"
+	choice := models.Choice{Target: r.Model, Drafter: r.Drafter}
+	if b, ok := o.Builtins[r.Model]; ok && b.Drafter != nil && r.Drafter == "" && (auto || r.Mode == "dspark") {
+		p.drafter, p.mode = &source{id: r.Model + "-drafter", builtin: b.Drafter}, "dspark"
+	} else {
+		var err error
+		if choice, err = models.Resolve(r.Model, r.Mode, r.Drafter); err != nil {
+			return &Error{Kind: ErrInvalid, Field: "drafter", Message: err.Error(), Cause: err}
+		}
+		if p.mode = choice.Mode; auto && choice.Drafter != "" {
+			p.mode = ""
+		}
+	}
+	var missing []models.Request // the target first
+	target, terr := o.locate(choice.Target, "model")
+	if terr != nil {
+		if !download || !absent(terr) {
+			return terr
+		}
+		missing = append(missing, request(choice.Target))
+	}
+	p.target = target
+	if choice.Drafter != "" && p.drafter == nil {
+		s, err := o.locate(choice.Drafter, "drafter")
+		switch {
+		case err == nil:
+			p.drafter = &s
+		case download && absent(err):
+			q := request(choice.Drafter)
+			q.Drafter = r.Mode != "draft"
+			missing = append(missing, q)
+		case auto && r.Drafter == "":
+			p.mode = "lookup"
+		default:
+			return err
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	got, err := e.fetch(ctx, r.Model, missing, report)
+	if err != nil && terr == nil && auto && r.Drafter == "" && ctx.Err() == nil {
+		// The target is here and only its drafter is not: go on without it.
+		p.mode = "lookup"
+		p.notes = append(p.notes, Warning{Code: "load_note", Level: "attention", Message: fmt.Sprintf("the drafter %s could not be fetched, so the model runs with lookup drafts: %v", choice.Drafter, err)})
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if terr != nil {
+		p.target, got = source{id: choice.Target, path: got[0].Path}, got[1:]
+	}
+	if len(got) > 0 {
+		p.drafter = &source{id: choice.Drafter, path: got[0].Path}
+	}
+	return nil
+}
+
+// absent reports that a name was well-formed but is not here.
+func absent(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Kind == ErrModelNotFound
+}
+
+// request reads org/name or org/name:file.
+func request(id string) models.Request {
+	repo, file, _ := strings.Cut(id, ":")
+	return models.Request{Repo: repo, File: file}
+}
+
+// fetch downloads and tells how far it is.
+func (e *Engine) fetch(ctx context.Context, model string, what []models.Request, report func(State, LoadProgress)) ([]models.Snapshot, error) {
+	for _, q := range what {
+		if !strings.Contains(q.Repo, "/") { // a misspelt local name, not a repository
+			_, err := e.opts.locate(q.Repo, "model")
+			return nil, err
+		}
+	}
+	job := e.opts.Downloader.Start(what...)
+	tell := func() {
+		p := job.Progress()
+		report(StateDownloading, LoadProgress{Model: model, BytesDone: p.BytesDone, BytesTotal: p.BytesTotal,
+			Download: &Download{Repo: p.Repo, State: string(p.State), BytesDone: p.BytesDone, BytesTotal: p.BytesTotal, BytesPerSecond: p.BytesPerSecond, ETA: p.ETA}})
+	}
+	tell()
+	tick := time.NewTicker(progressPeriod)
+	defer tick.Stop()
+	for ended, gone := job.Done(), ctx.Done(); ended != nil; {
+		select {
+		case <-ended:
+			ended = nil
+		case <-gone:
+			gone = nil
+			e.mu.Lock()
+			cleanup := e.cleanup
+			e.mu.Unlock()
+			job.Cancel(cleanup)
+		case <-tick.C:
+			tell()
+		}
+	}
+	got, err := job.Wait(context.Background())
+	if e.opts.Catalogue != nil && e.opts.Catalogue.Rescan() {
+		e.bus.Publish("models", struct{}{})
+	}
+	if err == nil {
+		return got, nil
+	}
+	out := &Error{Kind: ErrDownload, Message: err.Error(), Cause: err}
+	var me *models.Error
+	if errors.As(err, &me) {
+		switch me.Kind {
+		case models.ErrInvalid, models.ErrUnusable:
+			out.Kind, out.Field = ErrInvalid, "model"
+		case models.ErrNotFound:
+			out.Kind, out.Field = ErrModelNotFound, "model"
+		case models.ErrCancelled:
+			e.mu.Lock()
+			kept := "partial files kept — loading it again resumes"
+			if e.cleanup {
+				kept = "partial files removed"
+			}
+			e.mu.Unlock()
+			out.Kind, out.Message = ErrCancelled, fmt.Sprintf("download of %s cancelled (%s)", me.Repo, kept)
+		}
+	}
+	return nil, out
+}
+
+// fit decides from the sizes of the files and the wanted context whether memory
+// holds a model, and shortens a context that nobody asked for.
+func (e *Engine) fit(p *plan) error {
+	r := p.request
+	p.window = value(r.ContextWindow, 0)
+	cfg := p.files.Config()
+	body := cfg
+	if text := cfg.Sub("text_config"); !text.Empty() {
+		body = text
+	}
+	n := models.Need{Weights: p.files.Bytes(), Target: models.GeometryOf(p.files.Config()), Context: p.window, MaxContext: body.IntOr("max_position_embeddings", 0),
+		ValueBytes: map[int]float64{0: 4, 8: 1.0625, 4: 0.5625}[value(r.KVBits, 0)]}
+	if p.drafterFiles != nil {
+		n.Drafter, n.DrafterContext = p.drafterFiles.Bytes(), models.GeometryOf(p.drafterFiles.Config())
+	}
+	var m models.Memory
+	if e.opts.Memory != nil {
+		now := e.opts.Memory()
+		m = models.Memory{Total: now.Total, Free: now.Available}
+		e.mu.Lock()
+		if e.model != nil && m.Free > 0 { // it can be unloaded first
+			m.Free += uint64(e.model.info.WeightBytes + e.model.info.DrafterBytes)
+		}
+		e.mu.Unlock()
+	}
+	p.need = n.Fit(m)
+	f := p.need
+	if m.Total == 0 {
+		return nil
+	}
+	if window := n.MaxContext; f.Context > 0 && window > 0 {
+		if p.window > 0 {
+			window = p.window
+		}
+		p.cacheTokens = min(2*window, max(window, f.Context), max(window, 256<<10))
+	}
+	note := func(text string) {
+		p.notes = append(p.notes, Warning{Code: "load_note", Level: "attention", Message: r.Model + " " + text})
+	}
+	switch {
+	case f.Verdict == models.TooBig && (p.window > 0 || f.Context == 0):
+		return &Error{Kind: ErrLoadFailed, Field: "context_window", Message: fmt.Sprintf("%s is too big for this machine: it %s", r.Model, f.Reason)}
+	case p.window == 0 && f.Context > 0 && n.MaxContext > f.Context:
+		p.window, p.cacheTokens = f.Context, f.Context
+		note(fmt.Sprintf("runs with a context of %d tokens: at its own maximum it %s", f.Context, f.Reason))
+		n.Context = f.Context
+		p.need = n.Fit(m)
+	case f.Verdict == models.Tight:
+		note(f.Reason)
+	}
+	return nil
+}

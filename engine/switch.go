@@ -1,0 +1,284 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// group is requests that wait for the same model. Groups are served in the
+// order of their first request: the model is loaded, all requests of the group
+// are answered, then it is the next group's turn.
+type group struct {
+	load    LoadRequest
+	waits   int           // requests in it
+	loading bool          // its load is under way
+	ready   chan struct{} // closed when model or err is set
+	model   *loaded
+	err     error
+	users   sync.WaitGroup // requests that the model was handed to
+}
+
+// Check says whether a request that names a model would be answered: nil, or
+// the error that Generate would return before it does anything.
+func (e *Engine) Check(model string) error {
+	want, err := e.wanted(model)
+	if err != nil || want != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.model != nil || e.comingLocked() != nil {
+		return nil
+	}
+	return e.noneLocked()
+}
+
+// comingLocked is the model that answers whoever names none while nothing is
+// loaded: the one that sleeps, or that another request waits for; nil = none.
+func (e *Engine) comingLocked() *LoadRequest {
+	if e.asleep == nil && len(e.groups) > 0 {
+		return &e.groups[0].load
+	}
+	return e.asleep
+}
+
+// noneLocked is why nothing can answer.
+func (e *Engine) noneLocked() error {
+	switch {
+	case e.closed:
+		return errStopping()
+	case e.loading != nil:
+		return &Error{Kind: ErrLoading, Message: "a model is loading — try again in a moment"}
+	}
+	return &Error{Kind: ErrNoModel, Message: "no model is loaded — load one with POST /admin/load"}
+}
+
+// answersTo reports whether a name means this model: as it was asked for, its
+// last part, or a path that ends in it.
+func answersTo(target, name string) bool {
+	return name == target || name == modelID(target) || strings.HasSuffix(target, "/"+name)
+}
+
+// wanted finds out which model a name means: nil = whichever is loaded. Names
+// without a slash that nothing here has (claude-*, gpt-*) are aliases that
+// clients insist on.
+func (e *Engine) wanted(name string) (*LoadRequest, error) {
+	if name == "" || name == "default_model" {
+		return nil, nil
+	}
+	e.mu.Lock()
+	var same *LoadRequest
+	present := e.model
+	for _, k := range slices.Backward(e.known) {
+		if same == nil && answersTo(k.Model, name) && !e.opts.NoModelSwitch {
+			same = &k
+		}
+	}
+	if present != nil && answersTo(present.info.Target, name) {
+		same = &present.request
+	}
+	arriving := present == nil && e.loading != nil && answersTo(e.loading.Model, name)
+	e.mu.Unlock()
+	if same != nil {
+		return same, nil
+	}
+	if !e.opts.NoModelSwitch {
+		if _, ok := e.opts.Builtins[name]; ok {
+			return &LoadRequest{Model: name}, nil
+		}
+		if m, ok := e.opts.find(name); ok && m.ID == name && !m.Drafter && m.Loadable() {
+			return &LoadRequest{Model: m.ID}, nil
+		}
+		if _, err := os.Stat(name); err == nil && strings.ContainsAny(name, `/\`) {
+			return &LoadRequest{Model: name}, e.opts.inside("model", name)
+		}
+	}
+	switch {
+	case arriving:
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return nil, e.noneLocked()
+	case strings.Contains(name, "/"):
+		message := fmt.Sprintf("model '%s' is not loaded here; load it with POST /admin/load", clip(name))
+		if present != nil {
+			message += fmt.Sprintf(", or name '%s'", present.info.ID)
+		}
+		return nil, &Error{Kind: ErrModelNotFound, Field: "model", Message: message}
+	}
+	return nil, nil
+}
+
+func clip(s string) string {
+	if len(s) > 200 {
+		return strings.ToValidUTF8(s[:200], "") + "…"
+	}
+	return s
+}
+
+// take hands out the model that a request names, once it is loaded; done must
+// be called at the end. wait is told if that takes a while.
+func (e *Engine) take(ctx context.Context, name string, wait func()) (l *loaded, done func(), err error) {
+	want, err := e.wanted(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil, nil, errStopping()
+	}
+	if m := e.model; m != nil && (want == nil || m.info.Target == want.Model && len(e.groups) == 0) {
+		m.users.Add(1)
+		e.useLocked(1)
+		e.mu.Unlock()
+		return m, func() { e.release(m) }, nil
+	}
+	if want == nil {
+		want = e.comingLocked()
+	}
+	if want == nil {
+		defer e.mu.Unlock()
+		return nil, nil, e.noneLocked()
+	}
+	g := e.joinLocked(*want)
+	e.mu.Unlock()
+	wait()
+	select {
+	case <-g.ready:
+	case <-ctx.Done():
+		if e.leave(g) {
+			return nil, nil, &Error{Kind: ErrCancelled, Message: "the request was cancelled while it waited for its model", Cause: context.Cause(ctx)}
+		}
+	}
+	if g.err != nil {
+		return nil, nil, g.err
+	}
+	return g.model, func() { e.release(g.model); g.users.Done() }, nil
+}
+
+// release ends what take began.
+func (e *Engine) release(l *loaded) {
+	e.mu.Lock()
+	e.useLocked(-1)
+	e.mu.Unlock()
+	l.users.Done()
+}
+
+// useLocked counts the requests that hold a model, for the idle unload.
+func (e *Engine) useLocked(n int) {
+	e.using += n
+	e.restIdle()
+}
+
+// joinLocked puts a request into the group that waits for its model.
+func (e *Engine) joinLocked(r LoadRequest) *group {
+	for _, g := range e.groups {
+		if g.load.Model == r.Model {
+			g.waits++
+			return g
+		}
+	}
+	g := &group{load: r, waits: 1, ready: make(chan struct{})}
+	e.groups = append(e.groups, g)
+	if !e.switching {
+		e.switching = true
+		go e.serveGroups()
+	}
+	return g
+}
+
+// leave takes a request out of a group; false if the group was served already.
+func (e *Engine) leave(g *group) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	select {
+	case <-g.ready:
+		return false
+	default:
+	}
+	g.waits--
+	if g.waits == 0 {
+		e.groups = slices.DeleteFunc(e.groups, func(x *group) bool { return x == g })
+		if g.loading && e.cancel != nil {
+			e.cancel()
+		}
+	}
+	return true
+}
+
+// serveGroups loads the models of the groups one after another.
+func (e *Engine) serveGroups() {
+	for {
+		e.loads.Lock() // a load or unload that somebody asked for ends first
+		e.mu.Lock()
+		if len(e.groups) == 0 {
+			e.switching = false
+			e.mu.Unlock()
+			e.loads.Unlock()
+			return
+		}
+		g := e.groups[0]
+		var err error
+		switch {
+		case e.closed:
+			err = errStopping()
+		case e.model != nil && e.model.info.Target == g.load.Model:
+		default:
+			g.loading = true
+			e.mu.Unlock()
+			full := e.complete(g.load)
+			err = e.swap(e.begin(full, func() {}), full, false)
+			e.mu.Lock()
+			g.loading = false
+		}
+		if g.waits > 0 {
+			e.groups = e.groups[1:]
+			if g.err = err; err == nil {
+				g.model = e.model
+				g.model.users.Add(g.waits)
+				g.users.Add(g.waits)
+				e.useLocked(g.waits)
+			}
+			close(g.ready)
+		}
+		e.mu.Unlock()
+		e.loads.Unlock()
+		g.users.Wait()
+	}
+}
+
+// restIdle starts the time until the idle unload anew, or stops it. mu is
+// locked.
+func (e *Engine) restIdle() {
+	if e.idle != nil {
+		e.idle.Stop()
+		e.idle = nil
+	}
+	if e.opts.IdleUnload > 0 && e.model != nil && e.using == 0 && !e.closed {
+		l := e.model
+		e.idle = time.AfterFunc(e.opts.IdleUnload, func() { e.sleep(l) })
+	}
+}
+
+// sleep frees a model that nobody used for a while.
+func (e *Engine) sleep(l *loaded) {
+	if !e.loads.TryLock() {
+		return // the end of the load sets the time anew
+	}
+	defer e.loads.Unlock()
+	slept := false
+	e.set(func() {
+		if e.model != l || e.using > 0 || e.closed {
+			return
+		}
+		e.model, e.asleep, e.state, slept = nil, &l.request, StateAsleep, true
+	})
+	if slept {
+		l.retire()
+	}
+}
