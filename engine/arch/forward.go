@@ -24,7 +24,8 @@ type Forward struct {
 	// Logits is the result [n, Vocab].
 	Logits compute.View
 
-	hidden int
+	hidden  int
+	adapter *Adapter
 }
 
 // New returns scratch memory of n columns per row of x.
@@ -40,6 +41,7 @@ func (f *Forward) New(rows, cols int) compute.View {
 func (f *Forward) Embed(w *compute.Weight, scale float32) compute.View {
 	out := f.New(f.Step.Rows.N, w.Cols)
 	f.P.Add(compute.Embed{IDs: f.Step.Rows.IDs, W: w, Scale: scale, Out: out})
+	f.adaptEmbedding(w, scale, out)
 	return out
 }
 
@@ -58,7 +60,7 @@ func (f *Forward) HeadNorm(x, w compute.View, eps float32, dim int) {
 // Linear is x W^T + bias.
 func (f *Forward) Linear(x compute.View, l Linear) compute.View {
 	out := f.New(x.Rows, l.W.Rows)
-	f.P.Add(compute.Linear{X: x, W: l.W, Bias: l.Bias, Scale: 1, Out: out, Prefill: f.Step.Rows.Prefill})
+	f.P.Add(compute.Linear{X: x, W: l.W, Adapter: f.adapter.linear(l.W), Bias: l.Bias, Scale: 1, Out: out, Prefill: f.Step.Rows.Prefill})
 	return out
 }
 
@@ -69,20 +71,20 @@ func (f *Forward) LinearAdd(x compute.View, l Linear, residual compute.View) {
 
 // LinearAddScaled is LinearAdd with a factor on what is added.
 func (f *Forward) LinearAddScaled(x compute.View, l Linear, factor float32, residual compute.View) {
-	f.P.Add(compute.Linear{X: x, W: l.W, Bias: l.Bias, Scale: factor, Residual: residual, Out: residual, Prefill: f.Step.Rows.Prefill})
+	f.P.Add(compute.Linear{X: x, W: l.W, Adapter: f.adapter.linear(l.W), Bias: l.Bias, Scale: factor, Residual: residual, Out: residual, Prefill: f.Step.Rows.Prefill})
 }
 
 // Activated is act(x W^T + bias).
 func (f *Forward) Activated(x compute.View, l Linear, act compute.Act) compute.View {
 	out := f.New(x.Rows, l.W.Rows)
-	f.P.Add(compute.Linear{X: x, W: l.W, Bias: l.Bias, Act: act, Scale: 1, Out: out, Prefill: f.Step.Rows.Prefill})
+	f.P.Add(compute.Linear{X: x, W: l.W, Adapter: f.adapter.linear(l.W), Bias: l.Bias, Act: act, Scale: 1, Out: out, Prefill: f.Step.Rows.Prefill})
 	return out
 }
 
 // Gated is act(x gate^T, x up^T).
 func (f *Forward) Gated(x compute.View, gate, up Linear, act compute.Act) compute.View {
 	out := f.New(x.Rows, gate.W.Rows)
-	f.P.Add(compute.Linear{X: x, W: gate.W, Up: up.W, Bias: gate.Bias, UpBias: up.Bias, Act: act, Scale: 1, Out: out, Prefill: f.Step.Rows.Prefill})
+	f.P.Add(compute.Linear{X: x, W: gate.W, Up: up.W, Adapter: f.adapter.linear(gate.W), UpAdapter: f.adapter.linear(up.W), Bias: gate.Bias, UpBias: up.Bias, Act: act, Scale: 1, Out: out, Prefill: f.Step.Rows.Prefill})
 	return out
 }
 
@@ -194,7 +196,7 @@ func (f *Forward) HeadCapped(x, norm compute.View, eps float32, head *compute.We
 	}
 	f.Logits = f.New(x.Rows, head.Rows)
 	h := f.Norm(x, norm, eps)
-	f.P.Add(compute.Linear{X: h, W: head, Scale: factor, Out: f.Logits, Prefill: x.Rows})
+	f.P.Add(compute.Linear{X: h, W: head, Adapter: f.adapter.linear(head), Scale: factor, Out: f.Logits, Prefill: x.Rows})
 	if softcap > 0 {
 		f.P.Add(compute.Unary{Kind: compute.UnSoftcap, X: f.Logits, Out: f.Logits, V: softcap})
 	}

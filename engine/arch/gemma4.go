@@ -85,9 +85,8 @@ func gemma4(cfg checkpoint.Config, l *Loader) *Model {
 	var inputProj Linear
 	var inputNorm compute.View
 	if inputs > 0 {
-		table := l.matrix("model.embed_tokens_per_layer", 0, text.IntOr("vocab_size_per_layer_input", vocab), n*inputs)
-		l.idle += table.Bytes()
-		inputTable = l.load(table)
+		inputTable = l.Table("model.embed_tokens_per_layer", text.IntOr("vocab_size_per_layer_input", vocab), n*inputs)
+		l.idle += inputTable.Bytes()
 		inputProj = l.Linear("model.per_layer_model_projection", n*inputs, hidden, false)
 		inputNorm = l.Vector("model.per_layer_projection_norm.weight", inputs)
 	}
@@ -171,7 +170,7 @@ func gemma4(cfg checkpoint.Config, l *Loader) *Model {
 			input = f.Embed(inputTable, float32(math.Sqrt(float64(inputs))))
 			fromX := f.New(x.Rows, n*inputs)
 			f.P.Add(
-				compute.Linear{X: x, W: inputProj.W, Scale: root, Out: fromX, Prefill: f.Step.Rows.Prefill},
+				compute.Linear{X: x, W: inputProj.W, Adapter: f.adapter.linear(inputProj.W), Scale: root, Out: fromX, Prefill: f.Step.Rows.Prefill},
 				compute.Norm{X: fromX, Out: fromX, W: inputNorm, Eps: eps, Scale: 1, Group: inputs},
 				compute.Binary{Kind: compute.BinAdd, A: input, B: fromX, Out: input, Scale: float32(1 / math.Sqrt2)})
 		}

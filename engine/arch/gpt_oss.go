@@ -116,6 +116,8 @@ func (l *Loader) gptOSSExperts(e *Experts, p string, n, hidden, inter int) {
 		even[i], odd[i] = 2*i, 2*i+1
 	}
 	e.Gate, e.Up = l.stacked(l.pick(both, even), k), l.stacked(l.pick(both, odd), k)
+	l.alias(p+"gate_proj", e.Gate)
+	l.alias(p+"up_proj", e.Up)
 	bias := l.numbers(p+"gate_up_proj.bias", n*2*inter)
 	if l.err != nil {
 		return

@@ -34,11 +34,46 @@ type Loader struct {
 	buffers []*compute.Buffer
 	bytes   int64
 	idle    int64 // bytes that a token does not read: experts that were not chosen, rows of tables
+
+	// What adapters are matched by: how stored names became ours, and where the
+	// rows of each matrix went.
+	renames []func(string) (string, bool)
+	modules map[string]*module
+	derived map[string]derivation // by the name of a matrix made of some rows of a module
+}
+
+// module is a matrix of the checkpoint by its name, and the weights that its rows
+// became.
+type module struct {
+	batch, rows, cols int
+	table             bool // an embedding
+	parts             []part
+}
+
+// part is a weight that holds rows [lo, lo+n) of a module, or the listed ones.
+type part struct {
+	w    *compute.Weight
+	lo   int
+	rows []int
+}
+
+type derivation struct {
+	module string
+	lo     int
+	rows   []int
+}
+
+// row is the module's row that row i of the weight is.
+func (p part) row(i int) int {
+	if p.rows != nil {
+		return p.rows[i]
+	}
+	return p.lo + i
 }
 
 // NewLoader returns a loader for an opened checkpoint.
 func NewLoader(c *checkpoint.Checkpoint, b compute.Backend) *Loader {
-	return &Loader{c: c, b: b, used: map[string]bool{}}
+	return &Loader{c: c, b: b, used: map[string]bool{}, modules: map[string]*module{}, derived: map[string]derivation{}}
 }
 
 // Err returns the first error.
@@ -64,6 +99,7 @@ func (l *Loader) Rename(f func(name string) (newName string, keep bool)) {
 	if err := l.c.Rename(f); err != nil && l.err == nil {
 		l.err = err
 	}
+	l.renames = append(l.renames, f)
 }
 
 // Weight loads the matrix name+".weight" (dense or quantized), or the tensor
@@ -99,6 +135,9 @@ func (l *Loader) matrix(name string, batch, rows, cols int) layout.Matrix {
 			name, shapeOf(m.Batch, m.Rows, m.Cols), shapeOf(batch, rows, cols))
 		return none
 	}
+	if l.modules[name] == nil {
+		l.modules[name] = &module{batch: batch, rows: rows, cols: cols}
+	}
 	return m
 }
 
@@ -122,7 +161,29 @@ func (l *Loader) load(m layout.Matrix) *compute.Weight {
 	}
 	l.weights = append(l.weights, w)
 	l.bytes += m.Bytes()
+	from, ok := l.derived[m.Name]
+	if !ok {
+		from.module = m.Name
+	}
+	if mod := l.modules[from.module]; mod != nil {
+		mod.parts = append(mod.parts, part{w, from.lo, from.rows})
+	}
 	return w
+}
+
+// Table loads an embedding, as Weight does.
+func (l *Loader) Table(name string, rows, cols int) *compute.Weight {
+	w := l.Weight(name, rows, cols)
+	if m := l.modules[name]; m != nil {
+		m.table = true
+	}
+	return w
+}
+
+// alias says that a weight, which came to be in another way, is what the module
+// of the given name holds in MLX's layout.
+func (l *Loader) alias(name string, w *compute.Weight) {
+	l.modules[name] = &module{batch: w.Batch, rows: w.Rows, cols: w.Cols, parts: []part{{w: w}}}
 }
 
 // stacked is load for experts, of which a token reads active.
@@ -137,7 +198,14 @@ func (l *Loader) rows(m layout.Matrix, lo, hi int) layout.Matrix {
 		m.Rows = hi - lo
 		return m
 	}
-	return m.RowRange(lo, hi)
+	return l.derive(m.RowRange(lo, hi), m.Name, lo, nil)
+}
+
+// derive notes that m is rows of a module.
+func (l *Loader) derive(m layout.Matrix, module string, lo int, rows []int) layout.Matrix {
+	m.Name = fmt.Sprintf("%s (part %d)", module, len(l.derived))
+	l.derived[m.Name] = derivation{module, lo, rows}
+	return m
 }
 
 // pick is the given rows of a matrix, in that order.
@@ -146,7 +214,7 @@ func (l *Loader) pick(m layout.Matrix, rows []int) layout.Matrix {
 		m.Rows = len(rows)
 		return m
 	}
-	return m.PickRows(rows)
+	return l.derive(m.PickRows(rows), m.Name, 0, rows)
 }
 
 // Fused loads a matrix that holds several linear maps one below the other, of
@@ -260,7 +328,7 @@ func inverseFrequencies(name string) bool { return strings.HasSuffix(name, "rota
 // Tables loads the embedding and the head under their usual names; a tied model
 // uses the embedding for both.
 func (l *Loader) Tables(m *Model, tied bool) {
-	m.Embedding = l.Weight("model.embed_tokens", m.Vocab, m.Hidden)
+	m.Embedding = l.Table("model.embed_tokens", m.Vocab, m.Hidden)
 	m.Head = m.Embedding
 	if !tied {
 		m.Head = l.Weight("lm_head", m.Vocab, m.Hidden)

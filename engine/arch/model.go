@@ -39,6 +39,7 @@ type Model struct {
 
 	forward func(*Forward)
 	load    *Loader
+	adapter *Adapter
 }
 
 // family builds a model from an opened checkpoint: its own configuration, its
@@ -145,9 +146,14 @@ func distance(a, b string) int {
 
 // Forward records one step into f; the results are f.Logits and f.Fused.
 func (m *Model) Forward(f *Forward) {
-	f.hidden = m.Hidden
+	f.hidden, f.adapter = m.Hidden, m.adapter
 	m.forward(f)
 }
 
-// Close gives the weights back to the backend.
-func (m *Model) Close() { m.load.Close() }
+// Close gives the weights back to the backend; those of a model that WithAdapter
+// returned belong to the one it came from and stay.
+func (m *Model) Close() {
+	if m.adapter == nil {
+		m.load.Close()
+	}
+}

@@ -52,7 +52,11 @@ func (l *Loader) GatedExperts(e *Experts, stacked, each string, n, hidden, inter
 		e.Gate = l.Experts(stacked+"gate_proj", n, k, inter, hidden)
 		e.Up = l.Experts(stacked+"up_proj", n, k, inter, hidden)
 		e.Down = l.Experts(stacked+"down_proj", n, k, hidden, inter)
+		return
 	}
+	l.alias(stacked+"gate_proj", e.Gate)
+	l.alias(stacked+"up_proj", e.Up)
+	l.alias(stacked+"down_proj", e.Down)
 }
 
 // stack joins the matrices of n experts that a file holds one by one.
@@ -95,15 +99,19 @@ func (f *Forward) Route(x compute.View, router Linear, rule compute.MoERoute) (i
 
 // Experts runs the chosen experts on each row of x: [N*TopK, out].
 func (f *Forward) Experts(x, ids compute.View, e Experts) compute.View {
-	op := compute.MoELinear{X: x, IDs: ids, W: e.Up, Bias: e.UpBias, Act: e.Act}
-	if e.Act.Gated() {
-		op.W, op.Bias, op.Up, op.UpBias = e.Gate, e.GateBias, e.Up, e.UpBias
+	var h compute.View
+	if f.adapter.adapts(e.Gate, e.Up) {
+		h = f.adaptedExperts(x, ids, e)
+	} else {
+		op := compute.MoELinear{X: x, IDs: ids, W: e.Up, Bias: e.UpBias, Act: e.Act}
+		if e.Act.Gated() {
+			op.W, op.Bias, op.Up, op.UpBias = e.Gate, e.GateBias, e.Up, e.UpBias
+		}
+		op.Out = f.New(ids.Rows*ids.Cols, op.W.Rows)
+		f.P.Add(op)
+		h = op.Out
 	}
-	pairs := ids.Rows * ids.Cols
-	op.Out = f.New(pairs, op.W.Rows)
-	down := compute.MoELinear{X: op.Out, IDs: ids, W: e.Down, Bias: e.DownBias, Out: f.New(pairs, e.Down.Rows)}
-	f.P.Add(op, down)
-	return down.Out
+	return f.expertLinear(h, ids, e.Down, e.DownBias)
 }
 
 // MixtureAdd adds the mixture-of-experts block of h to the residual stream x, in

@@ -83,7 +83,7 @@ func nemotronH(cfg checkpoint.Config, l *Loader) *Model {
 	m := &Model{Hidden: hidden, Vocab: vocab, Layers: len(pattern), Context: cfg.IntOr("max_position_embeddings", 0), EmbedScale: 1}
 
 	l.Drop(func(n string) bool { return strings.HasPrefix(n, "mtp.") })
-	m.Embedding, m.Head = l.Weight("backbone.embeddings", vocab, hidden), l.Weight("lm_head", vocab, hidden)
+	m.Embedding, m.Head = l.Table("backbone.embeddings", vocab, hidden), l.Weight("lm_head", vocab, hidden)
 	norm := l.Vector("backbone.norm_f.weight", hidden)
 	var layers []nemotronLayer
 	for i := 0; i < len(pattern) && l.err == nil; i++ {
@@ -119,6 +119,8 @@ func nemotronH(cfg checkpoint.Config, l *Loader) *Model {
 			if l.Has(mix + "experts.0.up_proj.weight") {
 				w.experts.Up = l.stack(mix+"experts.", "up_proj", experts, rule.TopK, expertSize, in)
 				w.experts.Down = l.stack(mix+"experts.", "down_proj", experts, rule.TopK, in, expertSize)
+				l.alias(mix+"switch_mlp.fc1", w.experts.Up)
+				l.alias(mix+"switch_mlp.fc2", w.experts.Down)
 			} else {
 				w.experts.Up = l.Experts(mix+"switch_mlp.fc1", experts, rule.TopK, expertSize, in)
 				w.experts.Down = l.Experts(mix+"switch_mlp.fc2", experts, rule.TopK, in, expertSize)

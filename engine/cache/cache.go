@@ -277,7 +277,7 @@ func (s *Seq) Len() int { return s.length }
 // write; state is copied, after a Settle. The sequence must not be one that
 // Cache.Evict may close.
 func (s *Seq) Fork() (*Seq, error) {
-	f := &Seq{c: s.c, length: s.length, tables: make([][]int32, len(s.tables)), slot: -1}
+	f := &Seq{c: s.c, length: s.length, slot: -1}
 	if s.slot >= 0 {
 		if err := s.c.Settle(); err != nil {
 			return nil, err
@@ -291,14 +291,7 @@ func (s *Seq) Fork() (*Seq, error) {
 			}
 		}
 	}
-	for i, t := range s.tables {
-		f.tables[i] = append([]int32(nil), t...)
-		for _, p := range t {
-			if p >= 0 {
-				s.c.groups[i].refs[p]++
-			}
-		}
-	}
+	f.tables = s.c.share(s.tables)
 	return f, nil
 }
 
@@ -306,21 +299,25 @@ func (s *Seq) Fork() (*Seq, error) {
 // more than Len, nothing is recurrent, and windowed layers still have what the
 // next row would see.
 func (s *Seq) CanTruncate(n int) bool {
-	if n < 0 || n > s.length {
+	return s.c.canTruncate(s.tables, s.length, n)
+}
+
+func (c *Cache) canTruncate(tables [][]int32, length, n int) bool {
+	if n < 0 || n > length {
 		return false
 	}
-	if n == s.length {
+	if n == length {
 		return true
 	}
-	if s.slot >= 0 {
+	if c.hasState() {
 		return false
 	}
-	for i, g := range s.c.groups {
+	for i, g := range c.groups {
 		if g.window == 0 {
 			continue
 		}
 		for j := max(n-g.window+1, 0) / compute.PageSize; j < blocks(n); j++ {
-			if s.tables[i][j] < 0 {
+			if tables[i][j] < 0 {
 				return false
 			}
 		}
@@ -336,6 +333,96 @@ func (s *Seq) Truncate(n int) error {
 	s.length = n
 	s.release(blocks(n))
 	return nil
+}
+
+// Snapshot is the past of a sequence at one moment, for later. It shares the
+// sequence's pages; state is copied out of the slots, so that any number of
+// snapshots can be kept.
+type Snapshot struct {
+	c      *Cache
+	length int
+	tables [][]int32
+	state  [][]float32 // per state layer
+}
+
+// Snapshot returns the sequence's past as it is now. The last step must have
+// ended.
+func (s *Seq) Snapshot() (*Snapshot, error) {
+	f := &Snapshot{c: s.c, length: s.length}
+	if s.slot >= 0 {
+		if err := s.c.Settle(); err != nil {
+			return nil, err
+		}
+		for _, v := range s.c.state {
+			if v.Given() {
+				f.state = append(f.state, append([]float32(nil), v.F32(int(s.slot))...))
+			}
+		}
+	}
+	f.tables = s.c.share(s.tables)
+	return f, nil
+}
+
+// share copies page tables, counting the pages once more.
+func (c *Cache) share(tables [][]int32) [][]int32 {
+	all := make([][]int32, len(tables))
+	for i, t := range tables {
+		all[i] = append([]int32(nil), t...)
+		for _, p := range t {
+			if p >= 0 {
+				c.groups[i].refs[p]++
+			}
+		}
+	}
+	return all
+}
+
+// Len returns the number of positions.
+func (f *Snapshot) Len() int { return f.length }
+
+// CanTruncate reports whether Restore can give n positions, as for a Seq.
+func (f *Snapshot) CanTruncate(n int) bool { return f.c.canTruncate(f.tables, f.length, n) }
+
+// Restore returns a new sequence of the first n positions, if CanTruncate says
+// so. The snapshot stays; it must not be one that Cache.Evict may close.
+func (f *Snapshot) Restore(n int) (*Seq, error) {
+	s := &Seq{c: f.c, length: f.length, slot: -1}
+	if f.c.hasState() {
+		// A step that is not yet committed writes to slots when it is, perhaps
+		// to the one that is taken here.
+		if err := f.c.Settle(); err != nil {
+			return nil, err
+		}
+		if err := f.c.takeSlot(s); err != nil {
+			return nil, err
+		}
+		i := 0
+		for _, v := range f.c.state {
+			if v.Given() {
+				copy(v.F32(int(s.slot)), f.state[i])
+				i++
+			}
+		}
+	}
+	s.tables = f.c.share(f.tables)
+	if err := s.Truncate(n); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close gives the pages back. Closing twice, or nil, does nothing.
+func (f *Snapshot) Close() {
+	if f == nil {
+		return
+	}
+	for i, t := range f.tables {
+		for _, p := range t {
+			f.c.groups[i].drop(p)
+		}
+	}
+	f.tables, f.state = nil, nil
 }
 
 func blocks(n int) int { return (n + compute.PageSize - 1) / compute.PageSize }

@@ -1,38 +1,54 @@
 package cache
 
 import (
+	"encoding/json"
+	"fmt"
+	"os"
 	"slices"
 	"testing"
 
 	"sparkbar/engine/compute"
 )
 
+// snapshot ends a sequence and returns its past.
+func (m *toy) snapshot(q *Seq) *Snapshot {
+	m.t.Helper()
+	f, err := q.Snapshot()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return f
+}
+
 // conversation runs a text and stores it.
 func (m *toy) conversation(s *Store, ids []int32) {
 	m.t.Helper()
 	q := m.seq()
 	m.add(q, ids)
-	s.Put(ids, q)
+	s.Put(nil, ids, nil, m.snapshot(q))
+	q.Close()
 }
 
 // take asks the store for a prompt, checks what it gives by running the rest,
 // and returns how much was reused.
 func (m *toy) take(s *Store, prompt []int32) int {
 	m.t.Helper()
-	n, seqs, err := s.Take(prompt)
+	r, err := s.Take(nil, prompt)
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	defer r.Close()
+	n := r.Length
 	if n == 0 {
-		if len(seqs) != 0 {
-			m.t.Fatalf("nothing reused, but %d sequences", len(seqs))
+		if len(r.Seqs) != 0 {
+			m.t.Fatalf("nothing reused, but %d sequences", len(r.Seqs))
 		}
 		return 0
 	}
 	if n >= len(prompt) {
 		m.t.Fatalf("%d of %d tokens reused: the last one must be run", n, len(prompt))
 	}
-	for _, q := range seqs {
+	for _, q := range r.Seqs {
 		if q.Len() != n {
 			m.t.Fatalf("a sequence of %d for %d tokens", q.Len(), n)
 		}
@@ -66,7 +82,7 @@ func TestStoreTakesTheLongestPrefix(t *testing.T) {
 		{"leaves the first in the middle", slices.Concat(a[:90], text(4, 9)), 90},
 		{"is the first, word for word", a, 99},
 		{"shares the beginning of both", slices.Concat(a[:50], text(5, 9)), 50},
-		{"shares too little", slices.Concat(a[:minReuse-1], text(6, 9)), 0},
+		{"shares too little", slices.Concat(a[:s.limits.reuse-1], text(6, 9)), 0},
 		{"shares nothing", text(7, 60), 0},
 		{"is empty", nil, 0},
 	} {
@@ -80,7 +96,8 @@ func TestStoreTakesTheLongestPrefix(t *testing.T) {
 	}
 }
 
-// TestStoreOfStates: a past with recurrent layers is taken whole or not at all.
+// TestStoreOfStates: a past with recurrent layers is taken whole, where there is
+// a snapshot of it, or not at all.
 func TestStoreOfStates(t *testing.T) {
 	m := newToy(t, Options{Positions: 40 * page, Sequences: 6}, conv, full)
 	s := newStore(t, m, 3)
@@ -92,7 +109,7 @@ func TestStoreOfStates(t *testing.T) {
 	if got := m.take(s, slices.Concat(a[:49], text(3, 9))); got != 0 {
 		t.Errorf("a prompt that leaves the past reuses %d", got)
 	}
-	// The shorter past stays useful: the longer one cannot serve it.
+	// The shorter past becomes a rung of the longer one, which cannot be cut.
 	longer := slices.Concat(a, text(4, 20))
 	m.conversation(s, longer)
 	if got := m.take(s, slices.Concat(a, text(5, 3))); got != 50 {
@@ -100,8 +117,8 @@ func TestStoreOfStates(t *testing.T) {
 	}
 	// The same text again replaces its entry.
 	m.conversation(s, longer)
-	if st := s.Stats(); len(st.Tokens) != 2 {
-		t.Errorf("entries of %v tokens", st.Tokens)
+	if st := s.Stats(); !slices.Equal(st.Tokens, []int{70}) || !slices.Equal(st.Rungs[0], []int{50}) {
+		t.Errorf("entries of %v tokens with rungs at %v", st.Tokens, st.Rungs)
 	}
 }
 
@@ -144,7 +161,7 @@ func TestStoreKeepsTheRecentOnes(t *testing.T) {
 		t.Errorf("entries of %v tokens", st.Tokens)
 	}
 	// Too short to be worth a slot, and no slots at all.
-	m.conversation(s, text(5, minReuse-1))
+	m.conversation(s, text(5, s.limits.reuse-1))
 	m.conversation(NewStore(0), text(5, 40))
 	if st := s.Stats(); len(st.Tokens) != 2 {
 		t.Errorf("entries of %v tokens", st.Tokens)
@@ -166,8 +183,8 @@ func TestStoreRefusesShortPrompts(t *testing.T) {
 	if st := s.Stats(); !slices.Equal(st.Tokens, []int{51, 300}) {
 		t.Errorf("a prompt of a quarter made it %v", st.Tokens)
 	}
-	m.conversation(s, text(5, shortPrompt))
-	if st := s.Stats(); !slices.Equal(st.Tokens, []int{shortPrompt, 51}) {
+	m.conversation(s, text(5, s.limits.short))
+	if st := s.Stats(); !slices.Equal(st.Tokens, []int{s.limits.short, 51}) {
 		t.Errorf("a long prompt made it %v", st.Tokens)
 	}
 }
@@ -181,22 +198,217 @@ func TestStoreMakesRoom(t *testing.T) {
 		for i := range 5 { // there are six pages
 			m.conversation(s, text(i, 2*page))
 		}
-		if st := s.Stats(); len(st.Tokens) != 3-len(specs)/2 {
+		if st := s.Stats(); len(st.Tokens) != 3 {
 			t.Errorf("entries of %v tokens", st.Tokens)
 		}
 		if got := m.take(s, append(text(4, 2*page), 1)); got != 2*page {
 			t.Errorf("the last one gives %d", got)
 		}
 	}
-	// With a single state slot nothing can be forked: the prompt runs anew.
+	// The only state slot is free between requests, and taken during one.
 	m := newToy(t, Options{Positions: 4 * page, Sequences: 1}, conv)
 	s := newStore(t, m, 2)
 	m.conversation(s, text(1, 40))
-	if got := m.take(s, append(text(1, 40), 1)); got != 0 {
-		t.Errorf("the only slot was forked: %d", got)
-	}
 	m.conversation(s, text(2, 40))
-	if st := s.Stats(); len(st.Tokens) != 1 {
+	prompt := append(text(1, 40), 1)
+	if got := m.take(s, prompt); got != 40 {
+		t.Errorf("with a free slot %d are reused", got)
+	}
+	q := m.seq()
+	r, err := s.Take(nil, prompt)
+	if err != nil || r.Length != 0 || len(r.Seqs) != 0 {
+		t.Errorf("without a free slot %d are reused, %v", r.Length, err)
+	}
+	r.Close()
+	q.Close()
+}
+
+// TestStoreKeys: pasts of different keys never mix.
+func TestStoreKeys(t *testing.T) {
+	m := newToy(t, Options{Positions: 60 * page, Sequences: 9}, full)
+	s := newStore(t, m, 4)
+	put := func(key any, ids []int32) {
+		q := m.seq()
+		m.add(q, ids)
+		s.Put(key, ids, nil, m.snapshot(q))
+		q.Close()
+	}
+	put(1, text(1, 40))
+	put(2, text(1, 50)) // does not take the place of the other
+	for key, want := range map[any]int{1: 40, 2: 50, 3: 0} {
+		r, err := s.Take(key, text(1, 80))
+		if err != nil || r.Length != want {
+			t.Errorf("key %v gives %d, wants %d (%v)", key, r.Length, want, err)
+		}
+		closeAll(r.Seqs)
+		r.Close()
+	}
+	s.Forget(2)
+	if st := s.Stats(); !slices.Equal(st.Tokens, []int{40}) {
 		t.Errorf("entries of %v tokens", st.Tokens)
+	}
+}
+
+// TestStoreKeepsTheDraftersPast: a slightly shorter past that target and drafter
+// both have is better than a longer one of the target alone.
+func TestStoreKeepsTheDraftersPast(t *testing.T) {
+	m := newToy(t, Options{Positions: 60 * page, Sequences: 9}, full)
+	d := newToy(t, Options{Positions: 60 * page, Sequences: 9}, conv)
+	s := newStore(t, m, 4)
+	s.limits.context = 30
+	ids := text(1, 200)
+	r := &Reuse{limits: s.limits}
+	q, p := m.seq(), d.seq()
+	at := 0
+	for _, n := range []int{100, 200} {
+		m.add(q, ids[at:n])
+		d.add(p, ids[at:n])
+		if at = n; n < 200 {
+			r.Rung(m.snapshot(q), d.snapshot(p))
+		}
+	}
+	s.Put(nil, ids, r, m.snapshot(q), d.snapshot(p))
+	q.Close()
+	p.Close()
+	for _, c := range []struct{ shared, length, seqs int }{{199, 199, 1}, {110, 100, 2}, {129, 100, 2}, {131, 131, 1}, {90, 90, 1}, {200, 200, 2}} {
+		r, err := s.Take(nil, slices.Concat(ids[:c.shared], []int32{ids[c.shared%200] + 1}, text(2, 9)))
+		if err != nil || r.Length != c.length || len(r.Seqs) != c.seqs {
+			t.Errorf("%d shared tokens give %d in %d sequences, wants %+v (%v)", c.shared, r.Length, len(r.Seqs), c, err)
+		}
+		closeAll(r.Seqs)
+		r.Close()
+	}
+}
+
+// TestStoreGoldens replays requests on the reference's prefix cache: what is
+// reused, where snapshots are taken, what is kept and what goes under memory
+// pressure. Every reused past is run on and compared with a cold run.
+func TestStoreGoldens(t *testing.T) {
+	text, err := os.ReadFile("../testdata/speculation/prefix_cache.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Traces []struct {
+			Seed       int
+			Checkpoint bool `json:"checkpoint_mode"`
+			Recurrent  bool `json:"recurrent_layer"`
+			Slots      int  `json:"max_slots"`
+			Spacing    int  `json:"rung_spacing"`
+			Reuse      int  `json:"min_reuse"`
+			Rungs      int  `json:"max_rungs"`
+			Short      int  `json:"min_slot_tokens"`
+			Requests   []struct {
+				Prompt, Generated []int32
+				Reuse, Anchor     int
+				Marks             []int
+				Hits              int
+				Partial           int `json:"partial_hits"`
+				Reused            int `json:"reused_tokens"`
+				Slots             []struct {
+					Tokens int
+					Rungs  []int
+				}
+				Shed *struct {
+					Level string
+					Slots int `json:"slots_dropped"`
+					Rungs int `json:"rungs_dropped"`
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &doc); err != nil || len(doc.Traces) < 9 {
+		t.Fatal(len(doc.Traces), err)
+	}
+	ours, theirs := 0, 0
+	for _, trace := range doc.Traces {
+		specs := []compute.CacheSpec{full}
+		if trace.Recurrent {
+			specs = append(specs, conv)
+		}
+		m := newToy(t, Options{Positions: 200 * page, Sequences: 4}, specs...)
+		s := newStore(t, m, trace.Slots)
+		s.limits = limits{reuse: trace.Reuse, rungs: trace.Rungs, short: trace.Short, longer: 4}
+		for i, x := range trace.Requests {
+			what := fmt.Sprintf("trace %d, request %d", trace.Seed, i)
+			r, err := s.Take(nil, x.Prompt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			q := m.seq()
+			at := r.Length
+			if at > 0 {
+				q.Close()
+				q = r.Seqs[0]
+			}
+			var marks []int
+			stable := len(x.Prompt) - 1
+			if trace.Checkpoint {
+				if marks = Marks(at, stable, r.Anchor, trace.Spacing); stable > at && stable >= trace.Reuse {
+					marks = append(marks, stable)
+				}
+			}
+			run := func(to int) {
+				all := slices.Concat(x.Prompt, x.Generated)
+				m.expect(what, m.add(q, all[at:to]), all[:at], all[at:to])
+				at = to
+			}
+			for _, mark := range marks {
+				run(mark)
+				if mark == stable {
+					s.Put(nil, x.Prompt[:mark], r, m.snapshot(q))
+				} else {
+					r.Rung(m.snapshot(q))
+				}
+			}
+			run(len(x.Prompt) + len(x.Generated) - 1)
+			if !trace.Checkpoint {
+				s.Put(nil, slices.Concat(x.Prompt, x.Generated)[:at], r, m.snapshot(q))
+			}
+			q.Close()
+			got := s.Stats()
+			if !trace.Checkpoint {
+				// A past that another conversation branches off stays here, where
+				// the reference cuts it.
+				ours, theirs = ours+r.Length, theirs+x.Reuse
+				r.Close()
+				continue
+			}
+			if r.Length != x.Reuse || r.Anchor != x.Anchor || !slices.Equal(marks, x.Marks) {
+				t.Errorf("%s: %d reused, anchor %d, marks %v, wants %d, %d, %v", what, r.Length, r.Anchor, marks, x.Reuse, x.Anchor, x.Marks)
+			}
+			r.Close()
+			if got.Hits != x.Hits || got.PartialHits != x.Partial || got.ReusedTokens != x.Reused {
+				t.Errorf("%s: counted %+v, wants %d hits, %d partial, %d tokens", what, got, x.Hits, x.Partial, x.Reused)
+			}
+			// The recorded list is the one before memory was given back.
+			same := len(got.Tokens) == len(x.Slots)
+			for k := range x.Slots {
+				same = same && got.Tokens[k] == x.Slots[k].Tokens && slices.Equal(got.Rungs[k], x.Slots[k].Rungs)
+			}
+			if !same {
+				t.Fatalf("%s: entries of %v with rungs %v, wants %v", what, got.Tokens, got.Rungs, x.Slots)
+			}
+			if x.Shed == nil {
+				continue
+			}
+			slots, rungs := 0, 0
+			if x.Shed.Level == "warn" {
+				rungs = s.Thin(2)
+			} else {
+				slots = len(got.Tokens)
+				for _, l := range got.Rungs {
+					rungs += len(l)
+				}
+				s.Clear()
+			}
+			if slots != x.Shed.Slots || rungs != x.Shed.Rungs {
+				t.Errorf("%s: %d entries and %d rungs given back, wants %+v", what, slots, rungs, *x.Shed)
+			}
+		}
+	}
+	t.Logf("where pasts can be cut %d tokens are reused, by the reference %d", ours, theirs)
+	if ours < theirs {
+		t.Errorf("where pasts can be cut %d tokens are reused, by the reference %d", ours, theirs)
 	}
 }

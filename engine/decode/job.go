@@ -3,6 +3,7 @@ package decode
 import (
 	"time"
 
+	"sparkbar/engine/arch"
 	"sparkbar/engine/calibrate"
 	"sparkbar/engine/sample"
 )
@@ -27,6 +28,12 @@ type Job struct {
 	LongLookup int // longest copy; 0 = 32
 	// Controller chooses the cap from round to round; nil = Cap.
 	Controller *calibrate.Controller
+	// Adapter changes the target's weights for this job; nil = none.
+	Adapter *arch.Adapter
+	// Tail is how many tokens at the end of the prompt the next turn's prompt may
+	// write differently (the opening of the answer, say). Where a past cannot be
+	// cut it is kept up to there; 0 counts as 1.
+	Tail int
 	// NoStore keeps the conversation out of the prefix store, both ways.
 	NoStore bool
 

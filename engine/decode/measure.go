@@ -21,6 +21,7 @@ const (
 // width, and the drafter at its smallest, middle and largest cap, at a context of
 // up to 512 tokens. The cap controller works on these curves.
 func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
+	r.t.model = r.t.base
 	g := &generation{r: r, j: Job{Mode: Draft}, sampler: sample.NewSampler(sample.Params{})}
 	defer context.AfterFunc(ctx, g.stop.Set)()
 	defer func() { g.close() }()

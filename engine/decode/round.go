@@ -17,9 +17,10 @@ type generation struct {
 	j   Job
 	out Outcome
 
-	seq  *cache.Seq    // the target's past: everything committed but the pending token
-	ctx  draft.Context // the drafter's, alike; nil without one
-	good bool          // both are consistent and may be stored
+	reuse *cache.Reuse  // what the prefix store had
+	seq   *cache.Seq    // the target's past: everything committed but the pending token
+	ctx   draft.Context // the drafter's, alike; nil without one
+	good  bool          // both are consistent and may be stored
 
 	sampler   *sample.Sampler
 	penalties *sample.Penalizer
@@ -59,19 +60,20 @@ func (g *generation) run(ctx context.Context) error {
 // chooses the first token.
 func (g *generation) prefill(ctx context.Context) (Token, error) {
 	r, prompt := g.r, g.j.Prompt
-	var stored []*cache.Seq
 	var err error
+	g.reuse = &cache.Reuse{}
 	if !g.j.NoStore {
-		if g.out.Cached, stored, err = r.store.Take(prompt); err != nil {
+		if g.reuse, err = r.store.Take(g.key(), prompt); err != nil {
 			return Token{}, err
 		}
 	}
+	g.out.Cached = g.reuse.Length
 	var own *cache.Seq // the drafter's past
-	if len(stored) > 1 {
-		own = stored[1]
+	if len(g.reuse.Seqs) > 1 {
+		own = g.reuse.Seqs[1]
 	}
-	if len(stored) > 0 {
-		g.seq = stored[0]
+	if g.out.Cached > 0 {
+		g.seq = g.reuse.Seqs[0]
 	} else if g.seq, err = r.t.cache.NewSeq(); err != nil {
 		return Token{}, err
 	}
@@ -81,12 +83,16 @@ func (g *generation) prefill(ctx context.Context) (Token, error) {
 		own.Close()
 		return Token{}, err
 	}
+	marks := g.marks()
 	var p pass
 	for at := g.out.Cached; at < len(prompt); {
 		if ctx.Err() != nil {
 			return Token{}, context.Cause(ctx)
 		}
 		n := min(r.opts.Chunk, len(prompt)-at)
+		if len(marks) > 0 {
+			n = min(n, marks[0]-at)
+		}
 		want := noRows
 		if at+n == len(prompt) {
 			want = lastRow
@@ -98,6 +104,12 @@ func (g *generation) prefill(ctx context.Context) (Token, error) {
 			return Token{}, err
 		}
 		at += n
+		if len(marks) > 0 && at == marks[0] {
+			if err := g.snapshot(len(marks) == 1); err != nil {
+				return Token{}, err
+			}
+			marks = marks[1:]
+		}
 		if g.j.Prefill != nil {
 			g.j.Prefill(at, len(prompt))
 		}
@@ -110,6 +122,70 @@ func (g *generation) prefill(ctx context.Context) (Token, error) {
 	g.last = r.now()
 	g.out.Prefill = g.last.Sub(g.began)
 	return tokens[0], nil
+}
+
+// marks are where the prompt's past is to be remembered on the way, because it
+// cannot be cut later: at rungs, and last at the stable boundary, up to which
+// the next turn's prompt will be the same.
+func (g *generation) marks() []int {
+	r := g.r
+	own := r.drafter == nil || g.ctx == nil || r.drafter.Cache() == nil || r.drafter.Cache().Trimmable()
+	if g.j.NoStore || r.opts.Stored <= 0 || own && r.t.cache.Trimmable() {
+		return nil
+	}
+	stable := len(g.j.Prompt) - max(g.j.Tail, 1)
+	if stable <= g.out.Cached {
+		return nil
+	}
+	return append(cache.Marks(g.out.Cached, stable, g.reuse.Anchor, rungSpacing), stable)
+}
+
+// rungSpacing is how many tokens lie between rungs.
+const rungSpacing = 8192
+
+// snapshot remembers the past as it is now: as a rung, or for good.
+func (g *generation) snapshot(stable bool) error {
+	snaps := make([]*cache.Snapshot, 0, 2)
+	add := func(q *cache.Seq) error {
+		s, err := q.Snapshot()
+		if err == nil {
+			snaps = append(snaps, s)
+		}
+		return err
+	}
+	err := add(g.seq)
+	if err == nil && g.ctx != nil && g.r.drafter.Cache() != nil {
+		var own *cache.Seq
+		if own, err = g.ctx.Finish(&g.stop); err == nil {
+			if err = add(own); err == nil {
+				g.ctx, err = g.r.drafter.NewContext(own)
+			}
+		}
+		if err != nil {
+			own.Close()
+			g.ctx = nil
+		}
+	}
+	if err != nil {
+		for _, s := range snaps {
+			s.Close()
+		}
+		return err
+	}
+	if stable {
+		g.r.store.Put(g.key(), g.j.Prompt[:g.seq.Len()], g.reuse, snaps...)
+	} else {
+		g.reuse.Rung(snaps...)
+	}
+	return nil
+}
+
+// key tells pasts of different weights apart.
+func (g *generation) key() any {
+	if g.j.Adapter == nil { // not a nil pointer in an interface
+		return nil
+	}
+	return g.j.Adapter
 }
 
 // forward runs the target once.
@@ -325,19 +401,32 @@ func (g *generation) end() {
 	} else if g.ctx != nil {
 		g.ctx.Close()
 	}
+	defer func() {
+		g.seq.Close()
+		own.Close()
+		if g.reuse != nil {
+			g.reuse.Close()
+		}
+	}()
 	tokens := append(append([]int32(nil), g.j.Prompt...), g.out.Tokens...)
 	tokens = tokens[:max(len(tokens)-1, 0)] // the last one never went through the model
 	if !g.good || g.j.NoStore || len(g.out.Tokens) == 0 || !fit(g.seq, len(tokens)) {
-		g.seq.Close()
-		own.Close()
 		return
 	}
-	if own == nil || !fit(own, len(tokens)) {
-		own.Close()
-		g.r.store.Put(tokens, g.seq)
-		return
+	snaps := make([]*cache.Snapshot, 0, 2)
+	for _, q := range []*cache.Seq{g.seq, own} {
+		if q == nil || !fit(q, len(tokens)) {
+			break
+		}
+		s, err := q.Snapshot()
+		if err != nil {
+			break
+		}
+		snaps = append(snaps, s)
 	}
-	g.r.store.Put(tokens, g.seq, own)
+	if len(snaps) > 0 {
+		g.r.store.Put(g.key(), tokens, g.reuse, snaps...)
+	}
 }
 
 // fit cuts a sequence to n positions, if it can be.

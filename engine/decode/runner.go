@@ -32,7 +32,7 @@ func New(b compute.Backend, m *arch.Model, d draft.Drafter, o Options) (*Runner,
 		return nil, err
 	}
 	r := &Runner{drafter: d, store: cache.NewStore(o.Stored), opts: o, now: time.Now,
-		t: target{b: b, model: m, cache: c, params: compute.NewParams(b), s: compute.NewScratch(b)}}
+		t: target{b: b, base: m, model: m, cache: c, params: compute.NewParams(b), s: compute.NewScratch(b)}}
 	c.Evict = r.store.Evict
 	if d != nil {
 		r.t.taps = d.Taps()
@@ -74,6 +74,10 @@ func (r *Runner) Check(j *Job) error {
 		return fmt.Errorf("max tokens must be at least 1, is %d", j.MaxTokens)
 	case j.Mode == Draft && r.drafter == nil:
 		return errors.New("no drafter is loaded")
+	case j.Adapter != nil && !j.Adapter.Of(r.t.base):
+		return errors.New("the adapter was loaded for another model")
+	case j.Tail < 0:
+		return fmt.Errorf("the tail of the prompt has %d tokens", j.Tail)
 	case len(j.Prompt)+j.MaxTokens > r.opts.Positions:
 		return fmt.Errorf("prompt and answer need %d positions of cache, %d are set aside", len(j.Prompt)+j.MaxTokens, r.opts.Positions)
 	}
@@ -91,6 +95,7 @@ func (r *Runner) Generate(ctx context.Context, j Job) (out Outcome, err error) {
 	if err := r.Check(&j); err != nil {
 		return Outcome{}, err
 	}
+	r.t.model = r.t.base.WithAdapter(j.Adapter)
 	g := &generation{r: r, j: j, began: r.now(), sampler: sample.NewSampler(j.Params), penalties: sample.NewPenalizer(j.Params, j.Prompt), rand: j.Rand}
 	if g.rand == nil {
 		seed := sample.RandomSeed()

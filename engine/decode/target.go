@@ -13,7 +13,8 @@ import (
 // target runs forwards of the model.
 type target struct {
 	b      compute.Backend
-	model  *arch.Model
+	base   *arch.Model
+	model  *arch.Model // base, or base with a job's adapter
 	cache  *cache.Cache
 	params *compute.Params
 	s      *compute.Scratch
