@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"sparkbar/engine/arch"
 	"sparkbar/engine/cache"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/draft"
@@ -137,11 +138,8 @@ func (g *generation) marks() []int {
 	if stable <= g.out.Cached {
 		return nil
 	}
-	return append(cache.Marks(g.out.Cached, stable, g.reuse.Anchor, rungSpacing), stable)
+	return append(cache.Marks(g.out.Cached, stable, g.reuse.Anchor, max(r.opts.Rungs, 0)), stable)
 }
-
-// rungSpacing is how many tokens lie between rungs.
-const rungSpacing = 8192
 
 // snapshot remembers the past as it is now: as a rung, or for good.
 func (g *generation) snapshot(stable bool) error {
@@ -181,11 +179,13 @@ func (g *generation) snapshot(stable bool) error {
 }
 
 // key tells pasts of different weights apart.
-func (g *generation) key() any {
-	if g.j.Adapter == nil { // not a nil pointer in an interface
+func (g *generation) key() any { return adapterKey(g.j.Adapter) }
+
+func adapterKey(a *arch.Adapter) any {
+	if a == nil { // not a nil pointer in an interface
 		return nil
 	}
-	return g.j.Adapter
+	return a
 }
 
 // forward runs the target once.

@@ -52,6 +52,12 @@ func (r *Runner) Store() *cache.Store { return r.store }
 // Cache returns the target's cache.
 func (r *Runner) Cache() *cache.Cache { return r.t.cache }
 
+// Forget drops the stored conversations of an adapter, which may then be closed.
+func (r *Runner) Forget(a *arch.Adapter) {
+	r.store.Forget(adapterKey(a))
+	r.t.model = r.t.base
+}
+
 // SetClock replaces the clock that rounds are timed with.
 func (r *Runner) SetClock(now func() time.Time) { r.now = now }
 

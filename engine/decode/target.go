@@ -99,6 +99,9 @@ type Options struct {
 	// hold, Stored how many finished conversations are kept for reuse.
 	Positions int
 	Stored    int
+	// Rungs is the number of prompt tokens between the places that are remembered
+	// on the way where a past cannot be cut later; 0 = 8192, below = none.
+	Rungs int
 	// KVType is how keys and values are kept; KVBits 4 or 8 quantizes them.
 	KVType  layout.DType
 	KVBits  int
@@ -108,6 +111,9 @@ type Options struct {
 }
 
 func (o *Options) defaults() {
+	if o.Rungs == 0 {
+		o.Rungs = 8192
+	}
 	if o.Chunk <= 0 {
 		o.Chunk = 512
 	}
