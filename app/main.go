@@ -32,11 +32,11 @@ func root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "sparkbar",
 		Short:         "A private LLM endpoint with lossless speculative decoding",
-		Long:          "Sparkbar serves local language models over the OpenAI and Anthropic HTTP APIs,\nwith an engine of its own and lossless speculative decoding.\n\nWithout a command it does what `sparkbar serve` does.",
+		Long:          "Sparkbar serves local language models over the OpenAI and Anthropic HTTP APIs,\nwith an engine of its own and lossless speculative decoding.\n\nWithout a command it is the app of the menu bar on macOS, and `sparkbar serve` elsewhere.",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(*cobra.Command, []string) error { return serve.RunE(serve, nil) },
+		RunE:          func(*cobra.Command, []string) error { return plain(serve) },
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	cmd.AddCommand(serve, chatCommand(), topCommand(), versionCommand())

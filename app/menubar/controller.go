@@ -452,8 +452,11 @@ func (c *Controller) start(e Effect) {
 	c.mu.Unlock()
 	c.jobs.Go(func() {
 		err := c.Do(ctx, e)
+		var taken PortTaken
 		switch {
 		case ctx.Err() != nil:
+		case errors.As(err, &taken):
+			c.Apply(taken)
 		case err == nil:
 			if c.State().Problem != "" {
 				c.Apply(Refused{})

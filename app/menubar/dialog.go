@@ -10,7 +10,8 @@ import (
 	"sparkbar/httpapi/client"
 )
 
-// PortTaken is a start that found the user's port in use.
+// PortTaken is a start that found the user's port in use: the event, and the
+// error of Server.Start.
 type PortTaken struct {
 	Port    int
 	Process string // "" = unknown
@@ -18,12 +19,18 @@ type PortTaken struct {
 	Free    int // a port that can be had instead
 }
 
+// Error says which port is in use, and by whom.
+func (e PortTaken) Error() string {
+	text := fmt.Sprintf("Port %d is in use", e.Port)
+	if e.Process != "" {
+		text += fmt.Sprintf(" by %s (%d)", e.Process, e.PID)
+	}
+	return text
+}
+
 func (e PortTaken) apply(s *State) {
 	s.Server.Starting, s.Server.Running, s.Server.Port = false, false, e.Port
-	s.Server.Failure = fmt.Sprintf("Port %d is in use", e.Port)
-	if e.Process != "" {
-		s.Server.Failure += fmt.Sprintf(" by %s (%d)", e.Process, e.PID)
-	}
+	s.Server.Failure = e.Error()
 }
 
 // LoadFailed is a load that the user asked for and that did not work.

@@ -1,28 +1,49 @@
-// What the Objective-C file of the app declares of AppKit: the methods that the
-// system calls. https://developer.apple.com/documentation/appkit/
+// What bridge.m of the app uses of AppKit.
+// https://developer.apple.com/documentation/appkit/ + the lower-case name at the right
 #pragma once
 #import <Foundation/Foundation.h>
 
-@class NSApplication, NSMenu, NSWindow, NSMenuItem;
+@class NSApplication, NSMenu, NSView;
 extern NSApplication *NSApp; // nsapp
+extern NSString *const NSWorkspaceWillSleepNotification; // nsworkspace/willsleepnotification
+extern NSString *const NSWorkspaceDidWakeNotification; // nsworkspace/didwakenotification
 
 typedef NSUInteger NSApplicationTerminateReply; // nsapplication/terminatereply
-static const NSApplicationTerminateReply NSTerminateCancel = 0, NSTerminateNow = 1, NSTerminateLater = 2;
 
 @protocol NSApplicationDelegate <NSObject> // nsapplicationdelegate
 @optional
 - (void)applicationDidFinishLaunching:(NSNotification *)note;
 - (NSApplicationTerminateReply)applicationShouldTerminate:(NSApplication *)app;
 - (BOOL)applicationShouldHandleReopen:(NSApplication *)app hasVisibleWindows:(BOOL)visible;
-- (BOOL)applicationSupportsSecureRestorableState:(NSApplication *)app API_AVAILABLE(macos(12.0));
 @end
 @protocol NSMenuDelegate <NSObject> // nsmenudelegate
 @optional
-- (void)menuNeedsUpdate:(NSMenu *)menu;
 - (void)menuWillOpen:(NSMenu *)menu;
 - (void)menuDidClose:(NSMenu *)menu;
 @end
 @protocol NSWindowDelegate <NSObject> // nswindowdelegate
 @optional
 - (void)windowWillClose:(NSNotification *)note;
+@end
+
+@interface NSMenuItem : NSObject // nsmenuitem
+- (NSInteger)tag;
+@end
+
+@interface NSView : NSObject // nsview
+@end
+
+typedef NSUInteger NSWindowStyleMask; // nswindow/stylemask-swift.struct
+static const NSWindowStyleMask NSWindowStyleMaskTitled = 1 << 0, NSWindowStyleMaskClosable = 1 << 1, NSWindowStyleMaskMiniaturizable = 1 << 2, NSWindowStyleMaskResizable = 1 << 3;
+typedef NSUInteger NSBackingStoreType; // nswindow/backingstoretype
+static const NSBackingStoreType NSBackingStoreBuffered = 2;
+@interface NSWindow : NSObject // nswindow
+- (instancetype)initWithContentRect:(NSRect)frame styleMask:(NSWindowStyleMask)style backing:(NSBackingStoreType)store defer:(BOOL)flag;
+- (void)setReleasedWhenClosed:(BOOL)flag;
+- (void)setContentMinSize:(NSSize)size;
+- (void)setTitle:(NSString *)title;
+- (void)setDelegate:(id<NSWindowDelegate>)delegate;
+- (void)setContentView:(NSView *)view;
+- (NSView *)contentView;
+- (void)center;
 @end

@@ -14,6 +14,14 @@
 
 @class NSString, NSArray, NSData, NSError, NSDictionary, NSNotification, NSTimer, NSRunLoop, NSURL;
 typedef double NSTimeInterval;
+typedef uint8_t Byte; // Carbon's MacTypes.h
+typedef double CGFloat;
+typedef struct CGPoint { CGFloat x, y; } CGPoint; // ../corefoundation/cgpoint
+typedef struct CGSize { CGFloat width, height; } CGSize;
+typedef struct CGRect { CGPoint origin; CGSize size; } CGRect;
+typedef CGRect NSRect;
+typedef CGSize NSSize;
+extern NSString *const NSRunLoopCommonModes; // nsrunloopcommonmodes
 
 @protocol NSCopying
 @end
@@ -37,6 +45,7 @@ typedef double NSTimeInterval;
 - (NSUInteger)count;
 - (id)objectAtIndex:(NSUInteger)index;
 - (id)objectAtIndexedSubscript:(NSUInteger)index;
++ (instancetype)arrayWithObject:(id)object;
 @end
 @interface NSMutableArray : NSArray // nsmutablearray
 + (instancetype)arrayWithCapacity:(NSUInteger)n;
@@ -72,4 +81,15 @@ typedef double NSTimeInterval;
 @interface NSBundle : NSObject // nsbundle
 + (NSBundle *)mainBundle;
 - (NSString *)bundleIdentifier;
+@end
+
+@interface NSURL : NSObject // nsurl
++ (instancetype)URLWithString:(NSString *)text;
+@end
+@interface NSURLRequest : NSObject // nsurlrequest
++ (instancetype)requestWithURL:(NSURL *)url;
+@end
+
+@interface NSObject (MainThread) // nsobject/performselectoronmainthread
+- (void)performSelectorOnMainThread:(SEL)selector withObject:(id)object waitUntilDone:(BOOL)wait modes:(NSArray *)modes;
 @end

@@ -38,12 +38,6 @@ typedef signed char BOOL;
 #ifndef Nil
 #define Nil ((void *)0)
 #endif
-#if !__has_feature(objc_arc)
-#define __strong
-#define __weak
-#define __autoreleasing
-#define __unsafe_unretained
-#endif
 typedef struct _malloc_zone_t *objc_zone_t;
 typedef const void *objc_objectptr_t;
 OBJC_EXPORT const char *sel_getName(SEL sel);

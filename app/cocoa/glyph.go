@@ -1,0 +1,83 @@
+package cocoa
+
+import (
+	"bytes"
+	"image"
+	"image/color"
+	"image/png"
+
+	"sparkbar/app/menubar"
+)
+
+// glyphPixels is the size of a glyph: 18 points at two pixels a point.
+const glyphPixels = 36
+
+type spot struct{ x, y float64 }
+
+var boltShape = []spot{{0.60, 0.04}, {0.20, 0.56}, {0.46, 0.56}, {0.38, 0.96}, {0.80, 0.40}, {0.53, 0.40}}
+
+// distance is how far p lies inside (positive) or outside the bolt, roughly.
+func distance(p spot) float64 {
+	in, best := false, 10.0
+	for i, j := 0, len(boltShape)-1; i < len(boltShape); j, i = i, i+1 {
+		a, b := boltShape[i], boltShape[j]
+		if (a.y > p.y) != (b.y > p.y) && p.x < (b.x-a.x)*(p.y-a.y)/(b.y-a.y)+a.x {
+			in = !in
+		}
+		dx, dy := b.x-a.x, b.y-a.y
+		t := min(max(((p.x-a.x)*dx+(p.y-a.y)*dy)/(dx*dx+dy*dy), 0), 1)
+		x, y := a.x+t*dx-p.x, a.y+t*dy-p.y
+		best = min(best, x*x+y*y)
+	}
+	if in {
+		return best
+	}
+	return -best
+}
+
+// glyph draws a template image: black, and only its alpha counts. frame moves
+// the pulse.
+func glyph(g menubar.Glyph, frame int) []byte {
+	const grid = 4
+	im := image.NewNRGBA(image.Rect(0, 0, glyphPixels, glyphPixels))
+	for y := range glyphPixels {
+		for x := range glyphPixels {
+			n := 0
+			for i := range grid * grid {
+				p := spot{(float64(x) + (float64(i%grid)+0.5)/grid) / glyphPixels, (float64(y) + (float64(i/grid)+0.5)/grid) / glyphPixels}
+				if ink(g, frame, p) {
+					n++
+				}
+			}
+			im.SetNRGBA(x, y, color.NRGBA{0, 0, 0, uint8(255 * n / (grid * grid))})
+		}
+	}
+	var b bytes.Buffer
+	if err := png.Encode(&b, im); err != nil {
+		panic(err) // a Buffer takes everything
+	}
+	return b.Bytes()
+}
+
+// ink reports whether a glyph covers p.
+func ink(g menubar.Glyph, frame int, p spot) bool {
+	d := distance(p)
+	outline := d > 0 && d < 0.045*0.045
+	switch g {
+	case menubar.GlyphFilled:
+		return d > 0
+	case menubar.GlyphPulse: // filled from below, in three steps
+		return outline || d > 0 && p.y > 0.9-0.3*float64(frame%3+1)
+	case menubar.GlyphDownload:
+		stem := p.x > 0.80 && p.x < 0.88 && p.y > 0.55 && p.y < 0.90
+		head := p.y > 0.74 && p.y < 0.96 && abs(p.x-0.84) < 0.96-p.y && abs(p.x-0.84) < 0.16
+		return outline && p.x < 0.74 || stem || head
+	case menubar.GlyphSlashed:
+		line := abs(p.x-p.y) < 0.05
+		gap := abs(p.x-p.y) < 0.11
+		return line || outline && !gap
+	}
+	return outline
+}
+
+func abs(x float64) float64 { return max(x, -x) }

@@ -1,0 +1,158 @@
+//go:build darwin || double
+
+package cocoa
+
+import (
+	"slices"
+
+	"github.com/progrium/darwinkit/objc"
+
+	"sparkbar/app/menubar"
+)
+
+// menu is an NSMenu with what it shows. An update changes the items in place, so
+// an open menu does not move under the pointer; only where the list of items
+// itself is another one, that submenu is filled anew.
+type menu struct {
+	object objc.Object
+	rows   []*rowItem
+	tags   *tags
+}
+
+// tags gives each item a number that is never used again.
+type tags struct {
+	next  int
+	items map[int]menubar.Item
+}
+
+type rowItem struct {
+	object objc.Object // retained
+	tag    int
+	last   menubar.Item
+	sub    *menu
+}
+
+func newMenu() menu { return makeMenu(&tags{next: 1, items: map[int]menubar.Item{}}, true) }
+
+func makeMenu(t *tags, root bool) menu {
+	m := menu{object: send[objc.Object](send[objc.Object](class("NSMenu"), "alloc"), "initWithTitle:", ""), tags: t}
+	send[objc.Void](m.object, "setAutoenablesItems:", false)
+	if root {
+		send[objc.Void](m.object, "setDelegate:", delegate())
+	}
+	return m
+}
+
+// at finds the item of a tag.
+func (m *menu) at(tag int) (menubar.Item, bool) {
+	it, ok := m.tags.items[tag]
+	return it, ok
+}
+
+func sameRow(a, b menubar.Item) bool {
+	return a.ID == b.ID && a.Arg == b.Arg && (a.Kind == menubar.Separator) == (b.Kind == menubar.Separator) && (a.Kind == menubar.Submenu) == (b.Kind == menubar.Submenu)
+}
+
+// update brings the menu to the given items.
+func (m *menu) update(items []menubar.Item) {
+	if !slices.EqualFunc(m.rows, items, func(r *rowItem, it menubar.Item) bool { return sameRow(r.last, it) }) {
+		m.clear()
+		for _, it := range items {
+			m.add(it)
+		}
+		return
+	}
+	for i, it := range items {
+		m.rows[i].set(it, false, m.tags)
+	}
+}
+
+// clear takes all items out.
+func (m *menu) clear() {
+	send[objc.Void](m.object, "removeAllItems")
+	for _, r := range m.rows {
+		delete(m.tags.items, r.tag)
+		if r.sub != nil {
+			r.sub.clear()
+			r.sub.object.Release()
+		}
+		r.object.Release()
+	}
+	m.rows = nil
+}
+
+func (m *menu) add(it menubar.Item) {
+	r := &rowItem{tag: m.tags.next}
+	m.tags.next++
+	if it.Kind == menubar.Separator {
+		r.object = send[objc.Object](class("NSMenuItem"), "separatorItem")
+		r.object.Retain()
+	} else {
+		r.object = send[objc.Object](send[objc.Object](class("NSMenuItem"), "alloc"), "initWithTitle:action:keyEquivalent:", it.Title, objc.Sel("click:"), it.Key)
+		send[objc.Void](r.object, "setTarget:", delegate())
+		send[objc.Void](r.object, "setTag:", r.tag)
+		if it.Alternate {
+			send[objc.Void](r.object, "setAlternate:", true)
+			send[objc.Void](r.object, "setKeyEquivalentModifierMask:", uint(modifiers(it)))
+		}
+		if it.Kind == menubar.Submenu {
+			sub := makeMenu(m.tags, false)
+			r.sub = &sub
+			send[objc.Void](r.object, "setSubmenu:", sub.object)
+		}
+	}
+	r.set(it, true, m.tags)
+	send[objc.Void](m.object, "addItem:", r.object)
+	m.rows = append(m.rows, r)
+}
+
+// modifiers of an alternate item: option, and command where it has a key.
+func modifiers(it menubar.Item) int {
+	const option, command = 1 << 19, 1 << 20
+	if it.Key != "" {
+		return option | command
+	}
+	return option
+}
+
+// set changes what differs.
+func (r *rowItem) set(it menubar.Item, fresh bool, t *tags) {
+	old := r.last
+	r.last = it
+	t.items[r.tag] = it
+	if fresh || old.Hidden != it.Hidden {
+		send[objc.Void](r.object, "setHidden:", it.Hidden)
+	}
+	if it.Kind == menubar.Separator {
+		return
+	}
+	title := it.Title
+	if it.Kind == menubar.Ribbon {
+		title = ribbon(it.Bars)
+	}
+	if was := old.Title; fresh || was != it.Title || it.Kind == menubar.Ribbon && !slices.Equal(old.Bars, it.Bars) {
+		send[objc.Void](r.object, "setTitle:", title)
+	}
+	if fresh || old.Enabled != it.Enabled {
+		send[objc.Void](r.object, "setEnabled:", it.Enabled)
+	}
+	if fresh || old.Check != it.Check {
+		send[objc.Void](r.object, "setState:", map[menubar.Check]int{menubar.Unchecked: 0, menubar.Checked: 1, menubar.Mixed: -1}[it.Check])
+	}
+	if fresh && it.Hint != "" || old.Hint != it.Hint {
+		send[objc.Void](r.object, "setToolTip:", it.Hint)
+	}
+	if r.sub != nil {
+		r.sub.update(it.Items)
+	}
+}
+
+// ribbon draws rounds as bars of text.
+func ribbon(bars []menubar.Bar) string {
+	levels := []rune("▁▂▃▄▅▆▇█")
+	out := make([]rune, 0, len(bars))
+	for _, b := range bars {
+		out = append(out, levels[min(max(b.Committed-1, 0), len(levels)-1)])
+	}
+	return string(out)
+}
