@@ -159,6 +159,9 @@ func (l *Loader) load(m layout.Matrix) *compute.Weight {
 		l.Fail("tensor %s.weight: %w", m.Name, err)
 		return &compute.Weight{Matrix: m}
 	}
+	if w.Repacked {
+		l.evict(m)
+	}
 	l.weights = append(l.weights, w)
 	l.bytes += m.Bytes()
 	from, ok := l.derived[m.Name]
@@ -169,6 +172,16 @@ func (l *Loader) load(m layout.Matrix) *compute.Weight {
 		mod.parts = append(mod.parts, part{w, from.lo, from.rows})
 	}
 	return w
+}
+
+// evict gives the memory of stored bytes back that will be read seldom: there is
+// a copy.
+func (l *Loader) evict(ms ...layout.Matrix) {
+	for _, m := range ms {
+		for _, b := range [][]byte{m.Weight, m.Scales, m.Biases} {
+			l.c.Evict(b)
+		}
+	}
 }
 
 // Table loads an embedding, as Weight does.
@@ -198,7 +211,11 @@ func (l *Loader) rows(m layout.Matrix, lo, hi int) layout.Matrix {
 		m.Rows = hi - lo
 		return m
 	}
-	return l.derive(m.RowRange(lo, hi), m.Name, lo, nil)
+	part := m.RowRange(lo, hi)
+	if m.Batch > 0 {
+		l.evict(m)
+	}
+	return l.derive(part, m.Name, lo, nil)
 }
 
 // derive notes that m is rows of a module.
@@ -214,7 +231,9 @@ func (l *Loader) pick(m layout.Matrix, rows []int) layout.Matrix {
 		m.Rows = len(rows)
 		return m
 	}
-	return l.derive(m.PickRows(rows), m.Name, 0, rows)
+	part := m.PickRows(rows)
+	l.evict(m)
+	return l.derive(part, m.Name, 0, rows)
 }
 
 // Fused loads a matrix that holds several linear maps one below the other, of

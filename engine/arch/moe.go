@@ -71,6 +71,7 @@ func (l *Loader) stack(each, name string, n, active, rows, cols int) *compute.We
 		if m, err = layout.Stack(each+name, parts); err != nil {
 			l.err = err
 		}
+		l.evict(parts...)
 	}
 	return l.stacked(m, active)
 }

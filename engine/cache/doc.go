@@ -9,6 +9,9 @@
 // program runs first. A window drops whole pages once no later row can see
 // them.
 //
+// Where a past cannot be cut (state, windows), snapshots are the way back: Store
+// keeps a ladder of them for each conversation.
+//
 // Cache plans steps: Plan turns (sequence, tokens) parts into the ragged rows,
 // page tables and visible ranges that a forward pass reads.
 //

@@ -41,6 +41,9 @@ const (
 type Weight struct {
 	layout.Matrix
 	Handle any // the backend's own form
+	// Repacked says that the handle is a copy: the matrix' own bytes must stay
+	// valid, but are read seldom, so the system may have their memory.
+	Repacked bool
 }
 
 // Embed gathers rows of a weight: Out[r] = Scale * W[IDs[r]]. An id outside

@@ -112,7 +112,7 @@ type loaded struct {
 // Load wraps the bytes of m where they lie. Bytes of the Go heap are pinned until
 // Unload; mapped bytes need nothing. Unless the backend is exact, affine weights of
 // 4 and 8 bits are also packed, which takes as much memory again: the mapped bytes
-// are then read only by Embed and may be dropped from memory by the system.
+// are then read only by Embed and may be dropped from memory (Weight.Repacked).
 func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 	rowBytes, scaleBytes, err := sizes(m)
 	if err != nil {
@@ -138,6 +138,7 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 		adviseHuge(h.packed)
 		C.sb_pack(b.level, h.c, (*C.uint8_t)(&h.packed[0]))
 		h.c.packed = h.address(h.packed)
+		w.Repacked = true
 	}
 	return w, nil
 }
