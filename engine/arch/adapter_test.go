@@ -295,3 +295,42 @@ func TestAdapterErrors(t *testing.T) {
 		t.Error("the model's weights are gone")
 	}
 }
+
+// FuzzAdapter: no adapter folder makes loading panic.
+func FuzzAdapter(f *testing.F) {
+	const dir = "../testdata/adapters/"
+	for _, name := range []string{"lora", "dora", "bad"} {
+		config, err := os.ReadFile(dir + name + "/adapter_config.json")
+		if err != nil {
+			f.Fatal(err)
+		}
+		weights, err := os.ReadFile(dir + name + "/adapters.safetensors")
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(config, weights)
+	}
+	b := compute.NewReference()
+	ck, err := checkpoint.Open(dir + "model")
+	if err != nil {
+		f.Fatal(err)
+	}
+	m, err := Load(ck, b)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { m.Close(); ck.Close(); b.Close() })
+	f.Fuzz(func(t *testing.T, config, weights []byte) {
+		folder := t.TempDir()
+		for name, data := range map[string][]byte{"adapter_config.json": config, "adapters.safetensors": weights} {
+			if err := os.WriteFile(filepath.Join(folder, name), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, err := LoadAdapter(m, folder)
+		if err != nil {
+			return
+		}
+		a.Close()
+	})
+}
