@@ -43,7 +43,7 @@ var allowed = map[string][]string{
 	"engine/decode":               {"engine/arch", "engine/cache", "engine/calibrate", "engine/compute", "engine/draft", "engine/draft/ngram", "engine/layout", "engine/sample"},
 	"engine/testneed":             {}, // for tests only, like the next two
 	"engine/internal/testmodel":   {"engine/checkpoint", "engine/layout"},
-	"httpapi/internal/enginetest": {"engine", "engine/telemetry"},
+	"httpapi/internal/enginetest": {"engine", "engine/models", "engine/telemetry"},
 }
 
 // outside lists modules that only some rooms may use.

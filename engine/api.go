@@ -51,6 +51,20 @@ type Request struct {
 	Logprobs int
 	// Reasoning splits thoughts from the answer; Tools parses tool calls.
 	Reasoning, Tools bool
+	// Arm runs the request in another way than the model was loaded for, and
+	// without the prefix cache; nil = as loaded.
+	Arm *Arm
+}
+
+// Arm is one way to run the loaded model, for comparing them.
+type Arm struct {
+	Mode string // one of Engine.Arms
+	// Cap is the number of drafts per round, 0 = as loaded (for another mode
+	// than the loaded one: its default). Auto lets the controller choose.
+	Cap  int
+	Auto bool
+	// Confidence cuts drafts of a dspark drafter; nil = as loaded.
+	Confidence *float64
 }
 
 // Sampling holds what the request says about sampling; nil fields fall back to

@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -172,6 +174,24 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	}
 	k := l.controls
 	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup, Controller: k.controller}
+	if a := req.Arm; a != nil {
+		if !slices.Contains(armsOf(l.info.Mode), a.Mode) {
+			return decode.Job{}, &Error{Kind: ErrInvalid, Field: "arms", Message: fmt.Sprintf("mode '%s' is not available with the loaded model (have: %s)", clip(a.Mode), strings.Join(armsOf(l.info.Mode), ", "))}
+		}
+		j.NoStore = true
+		if a.Mode != l.info.Mode {
+			j.Mode, j.Cap, j.Lookup, j.Controller = decode.Mode(a.Mode), 0, false, nil
+		}
+		if a.Cap > 0 {
+			j.Cap, j.Controller = a.Cap, nil
+			if d := l.run.Drafter(); j.Mode == decode.Draft && d != nil {
+				j.Cap = min(a.Cap, d.MaxDraft())
+			}
+		}
+		if a.Confidence != nil {
+			j.Threshold = *a.Confidence
+		}
+	}
 	if err := l.run.Check(&j); err != nil {
 		return decode.Job{}, &Error{Kind: ErrInvalid, Message: err.Error(), Cause: err}
 	}
@@ -208,6 +228,11 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	go func() {
 		defer box.close()
 		l.do(func() {
+			if req.Arm != nil && req.Arm.Auto && j.Controller == nil {
+				if j.Controller, err = l.newController(ctx); err != nil {
+					return
+				}
+			}
 			out, err = l.run.Generate(ctx, j)
 			l.cold.Store(false)
 			l.measure()
@@ -240,20 +265,26 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 			}
 		}
 	}
-	t := telemetry.Request{Mode: l.info.Mode, PromptTokens: len(j.Prompt), CachedTokens: out.Cached, CompletionTokens: len(res.Tokens), Rounds: out.Rounds,
+	mode := l.info.Mode
+	if req.Arm != nil {
+		mode = req.Arm.Mode
+	}
+	t := telemetry.Request{Mode: mode, PromptTokens: len(j.Prompt), CachedTokens: out.Cached, CompletionTokens: len(res.Tokens), Rounds: out.Rounds,
 		TargetForwards: out.TargetForwards, LookupRounds: out.LookupRounds, Seconds: out.Total.Seconds(), PrefillSeconds: out.Prefill.Seconds(),
 		TTFTSeconds: ttft.Seconds(), Decay: l.log.Decay(req.ID), Cold: cold, SwapDeltaBytes: e.swapUsed() - swap}
 	if c := e.Roofline(&l.info, t.PromptTokens+t.CompletionTokens).CeilingTPS; c != nil {
 		t.CeilingTPS = *c
 	}
-	if l.info.Mode != "baseline" {
+	if mode != "baseline" {
 		c := out.Cap
-		if l.info.Mode == "lookup" {
+		if mode == "lookup" && c == 0 {
 			c = 6
 		}
 		t.Cap = &c
 	}
-	l.totals.Add(&t)
+	if req.Arm == nil {
+		l.totals.Add(&t)
+	}
 	res.Model, res.PromptTokens, res.Stats = l.info.ID, j.Prompt, t.Summary()
 	return res, nil
 }
@@ -267,6 +298,23 @@ func generationError(ctx context.Context, err error) error {
 		return &Error{Kind: ErrCancelled, Message: "the generation was cancelled", Cause: err}
 	}
 	return &Error{Kind: ErrInternal, Message: "generation failed: " + err.Error(), Cause: err}
+}
+
+// Arms are the modes in which the loaded model can run; nil without one.
+func (e *Engine) Arms() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.model == nil {
+		return nil
+	}
+	return armsOf(e.model.info.Mode)
+}
+
+func armsOf(mode string) []string {
+	if mode == "baseline" || mode == "lookup" {
+		return []string{"baseline", "lookup"}
+	}
+	return []string{mode, "baseline", "lookup"}
 }
 
 // mailbox carries deltas from the model's goroutine to the caller's without

@@ -19,7 +19,7 @@ type Shed struct {
 	Action       string        `json:"action"`
 	PrefixBytes  int64         `json:"prefix_bytes_freed"`
 	SlotsDropped int           `json:"slots_dropped"`
-	RungsDropped int           `json:"rungs_dropped"` // always 0: pasts are kept whole
+	RungsDropped int           `json:"rungs_dropped"` // snapshots below the end of a past
 }
 
 // GuardStatus is the memory guard. Where it is off only Enabled means anything.
@@ -39,6 +39,7 @@ type guardState struct {
 
 const (
 	shedsKept    = 16
+	rungsKept    = 2
 	shedWarnFor  = 600 * time.Second
 	pageRows     = 64 // positions of a page of the cache
 	pressureText = "memory is short (%s): close other programs, or load a smaller model or a shorter context"
@@ -145,17 +146,19 @@ func (e *Engine) guardRound(l *loaded, ended bool) {
 // goroutine.
 func (e *Engine) shed(l *loaded, level machine.Level) {
 	s := Shed{Level: level, At: e.opts.Now().Unix(), Before: machine.Resident(), Action: "returned unused memory to the system"}
+	store, c := l.run.Store(), l.run.Cache()
+	used, _ := c.Pages()
 	if level == machine.Critical {
-		c := l.run.Cache()
-		used, _ := c.Pages()
-		kept := len(l.run.Store().Stats().Tokens)
-		l.run.Store().Clear()
-		now, _ := c.Pages()
-		s.SlotsDropped = kept - len(l.run.Store().Stats().Tokens)
-		s.PrefixBytes = int64(used-now) * pageRows * c.PositionBytes()
+		kept := len(store.Stats().Tokens)
+		store.Clear()
+		s.SlotsDropped = kept - len(store.Stats().Tokens)
 		s.Action = "emptied the prefix cache and returned unused memory to the system"
-		l.measure()
+	} else if s.RungsDropped = store.Thin(rungsKept); s.RungsDropped > 0 {
+		s.Action = "thinned out the prefix cache and returned unused memory to the system"
 	}
+	now, _ := c.Pages()
+	s.PrefixBytes = int64(used-now) * pageRows * c.PositionBytes()
+	l.measure()
 	debug.FreeOSMemory()
 	s.After = machine.Resident()
 	s.FreedBytes = max(s.Before-s.After, 0) + s.PrefixBytes
@@ -166,3 +169,10 @@ func (e *Engine) shed(l *loaded, level machine.Level) {
 	e.mu.Unlock()
 	e.bus.Publish("pressure", status)
 }
+
+// GuardRearm is how long the guard waits before it sheds again at the same
+// level, GuardDefer how long a warning lets a generation go on.
+const (
+	GuardRearm = machine.GuardRearm
+	GuardDefer = machine.GuardDefer
+)

@@ -44,8 +44,8 @@ type loaded struct {
 	log    *telemetry.Log
 	totals telemetry.Totals
 
-	costs *calibrate.Costs       // of its rounds, nil = not measured
-	gauge atomic.Pointer[Gauges] // as of the latest generation
+	costs atomic.Pointer[calibrate.Costs] // of its rounds, nil = not measured
+	gauge atomic.Pointer[Gauges]          // as of the latest generation
 
 	jobs  chan func()
 	users sync.WaitGroup // generations that hold the model
@@ -301,7 +301,8 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 	served = true
 	go l.serve()
 	if d != nil && r.MaxDraft != nil && *r.MaxDraft == 0 {
-		if err := l.control(ctx, mode); err != nil {
+		l.do(func() { l.controls.controller, err = l.newController(ctx) })
+		if err != nil {
 			close(l.jobs)
 			return nil, loadError(err)
 		}
@@ -317,19 +318,20 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 	return l, nil
 }
 
-// control sets up the controller of the draft cap on curves measured now.
-func (l *loaded) control(ctx context.Context, mode string) (err error) {
-	l.do(func() {
-		costs, e := l.run.Measure(ctx)
-		if e == nil {
-			e = costs.Validate()
+// newController makes a controller of the draft cap on measured curves; they
+// are measured the first time. It runs on the model's goroutine.
+func (l *loaded) newController(ctx context.Context) (*calibrate.Controller, error) {
+	if l.costs.Load() == nil {
+		costs, err := l.run.Measure(ctx)
+		if err == nil {
+			err = costs.Validate()
 		}
-		if err = e; err == nil {
-			l.costs = costs
-			l.controls.controller = calibrate.NewController(costs, calibrate.ControllerConfig{MaxCap: l.run.Drafter().MaxDraft(), Park: mode == "dspark"})
+		if err != nil {
+			return nil, err
 		}
-	})
-	return err
+		l.costs.Store(costs)
+	}
+	return calibrate.NewController(l.costs.Load(), calibrate.ControllerConfig{MaxCap: l.run.Drafter().MaxDraft(), Park: l.info.Mode == "dspark"}), nil
 }
 
 func (l *loaded) describe(r LoadRequest, c, dc *checkpoint.Checkpoint, d draft.Drafter, mode string, window int) {

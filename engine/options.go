@@ -27,6 +27,7 @@ type Options struct {
 	// Catalogue lists the models on this machine; nil = only built-in ones and
 	// paths are known. The engine watches it.
 	Catalogue *models.Catalogue
+	Places    models.Places // that it looks into, for reports
 	// Downloader fetches what an explicit load names and this machine does not
 	// have; nil = nothing is fetched.
 	Downloader *models.Downloader
@@ -61,6 +62,10 @@ type Options struct {
 	// Slots is how many finished conversations are kept for reuse; 2. Negative
 	// = none.
 	Slots int
+
+	// Findings are conditions that only the owner of the process can know, for
+	// Engine.Doctor; nil = none.
+	Findings func() []Finding
 
 	Now func() time.Time
 }

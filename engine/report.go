@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"fmt"
+
 	"sparkbar/engine/cache"
 	"sparkbar/engine/calibrate"
 	"sparkbar/engine/machine"
@@ -30,28 +32,19 @@ func (e *Engine) Gauges() *Gauges {
 // PrefixCache reports whether finished conversations are kept.
 func (e *Engine) PrefixCache() bool { return e.opts.Slots > 0 }
 
-// Costs returns the measured costs of the loaded model's rounds, nil if they
-// were not measured. Nobody changes them.
-func (e *Engine) Costs() *calibrate.Costs {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.model == nil {
-		return nil
-	}
-	return e.model.costs
-}
-
 // MachineInfo is the computer as far as the engine knows it.
 type MachineInfo struct {
 	Chip      machine.Chip
 	Memory    machine.Memory
 	Bandwidth machine.Bandwidth // zero before the first load, or if unknown
-	Resident  int64             // bytes of this process; 0 = unknown
+	// Resident and Peak are the bytes of this process, now and at most; 0 =
+	// unknown.
+	Resident, Peak int64
 }
 
 // Machine reads the machine now.
 func (e *Engine) Machine() MachineInfo {
-	m := MachineInfo{Chip: e.opts.Chip, Memory: machine.Memory{Pressure: machine.Unknown}, Resident: machine.Resident()}
+	m := MachineInfo{Chip: e.opts.Chip, Memory: machine.Memory{Pressure: machine.Unknown}, Resident: machine.Resident(), Peak: machine.PeakResident()}
 	if e.opts.Memory != nil {
 		m.Memory = e.opts.Memory()
 	}
@@ -84,4 +77,25 @@ func (e *Engine) swapUsed() int64 {
 		return 0
 	}
 	return int64(e.opts.Memory().SwapUsed)
+}
+
+// Calibration is what the rounds of the loaded model cost on this machine.
+type Calibration struct {
+	Key              string // names machine, pair and settings that it holds for
+	*calibrate.Costs        // nobody changes them
+}
+
+// Calibration returns nil where nothing was measured.
+func (e *Engine) Calibration() *Calibration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.model == nil || e.model.costs.Load() == nil {
+		return nil
+	}
+	m := &e.model.info
+	key := fmt.Sprintf("v1|%s|sparkbar %s|%s|%s|%s|ctx%d", e.opts.Chip.Name, e.opts.Version, m.Mode, m.ID, modelID(m.Drafter), calibrate.BaseDepth)
+	if m.KVBits > 0 {
+		key += fmt.Sprintf("|kv%d", m.KVBits)
+	}
+	return &Calibration{key, e.model.costs.Load()}
 }

@@ -216,7 +216,8 @@ var loadKeys = []loadKey{
 	{"small_m", unused("small_m", isTruth), "'small_m' must be a boolean (false forces the stock verify kernel; omit it to use the server's setting)"},
 	{"sdpa_split", unused("sdpa_split", isTruth), "'sdpa_split' must be a boolean (false forces the single wide SDPA call; omit it to use the server's setting)"},
 	{"multirow_attn", unused("multirow_attn", isTruth), "'multirow_attn' must be a boolean (false forces mlx's own attention kernels; omit it to use the server's setting)"},
-	{"memory_guard", unused("memory_guard", isTruth), "'memory_guard' must be a boolean (omit it to use the server's setting)"},
+	{"memory_guard", func(v json.RawMessage, r *engine.LoadRequest) bool { return truth(v, &r.MemoryGuard) },
+		"'memory_guard' must be a boolean (omit it to use the server's setting)"},
 	{"cpu_split", unused("cpu_split", func(v json.RawMessage) bool { x, ok := parseNumber(v); return ok && x >= 0 && x < 1 }),
 		"'cpu_split' must be a number in [0, 1): 0 forces prefill CPU co-prefill off, a fraction pins the CPU row share; omit it to use the server's calibrated setting"},
 }

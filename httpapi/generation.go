@@ -242,7 +242,7 @@ func (s *Server) generate(ctx context.Context, req engine.Request, emit func(eng
 			err = &engine.Error{Kind: engine.ErrInternal, Message: "internal error, see the log for request " + req.ID}
 		}
 	}()
-	if res, err = s.engine.Generate(ctx, req, emit); err == nil {
+	if res, err = s.engine.Generate(ctx, req, emit); err == nil && req.Arm == nil {
 		s.latest.Store(&res.Stats)
 	}
 	return res, err

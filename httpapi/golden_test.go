@@ -33,12 +33,9 @@ var exceptions = []struct {
 	{"*", "*.owned_by", 0, "the product's own name"},
 	{"*", "*.display_name", 0, "prose"},
 	{"*", "*.signature", 0, "any constant; the product's own name"},
-	{"*", "*.race_arm_confidence", 0, "a capability that is not there yet"},
-	{"*", "memory_guard", 0, "off until the engine has one"},
+	{"*", "memory_guard", 0, "the scripted engine has none"},
 	{"*", "error.param", 0, "the Responses envelope names the field"},
-	{"baseline-metrics-empty", "prefix_cache", 0, "left out until the engine reports it"},
-	{"baseline-metrics-empty", "memory", 0, "left out until the engine reports it"},
-	{"baseline-metrics-empty", "system", 0, "left out until the engine reports it"},
+	{"baseline-metrics-empty", "memory", 0, "facts of the process"},
 
 	{"baseline-chat-unknown-fields", "status", 400, "it asks for response_format json_object: text only until decoding can be constrained"},
 	{"baseline-responses-effort-bad", "status", 200, "W18: minimal is a level of OpenAI's"},
@@ -964,7 +961,7 @@ func TestClientRequests(t *testing.T) {
 				}
 				e.SetStatus(st)
 			}
-			for _, r := range e.Requests() {
+			for _, r := range e.Asked() {
 				if bytes.Contains(r.Prompt.Messages, []byte(billingHeader)) {
 					t.Error("the billing header reached the prompt")
 				}

@@ -49,6 +49,9 @@ type Profile struct {
 	RoleInEveryDelta bool
 	// UsageChunkObject is the object name of the usage chunk, "" = as the others.
 	UsageChunkObject string
+	// PlainModels makes /v1/models like mlx_lm.server's: ids as given, and a list
+	// also where one is asked for.
+	PlainModels bool
 	// Extras adds x_mlx_dspark and the extra fields of /v1/models.
 	Extras bool
 }
@@ -140,6 +143,7 @@ func MLXLMProfile() Profile {
 		PenaltyWindow:    &window,
 		ReasoningKeys:    []string{"reasoning"},
 		MLXRules:         true,
+		PlainModels:      true,
 		NullContent:      true,
 		RoleInEveryDelta: true,
 		UsageChunkObject: "chat.completion",

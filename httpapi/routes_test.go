@@ -134,7 +134,7 @@ func TestBadRequests(t *testing.T) {
 		if w.Code != 400 || !strings.Contains(message(t, c.path, w.Body.Bytes()), c.want) {
 			t.Errorf("%s %s: %d %s, want 400 %s", c.path, c.body, w.Code, w.Body, c.want)
 		}
-		if len(e.Requests()) > 0 {
+		if len(e.Asked()) > 0 {
 			t.Errorf("%s %s reached the engine", c.path, c.body)
 		}
 	}
@@ -248,7 +248,9 @@ func TestRouting(t *testing.T) {
 		{"GET", "/V1/models", "", 404, "unknown route"},
 		{"GET", "/", "", 404, "unknown route /"},
 		{"POST", "/v1/embeddings", "{}", 404, `"type":"not_found"`},
-		{"GET", "/machine", "", 404, "unknown route /machine"},
+		{"POST", "/admin/settings", "", 405, "use GET, PATCH"},
+		{"GET", "/admin/requests/x/cancel", "", 405, "use POST"},
+		{"GET", "/admin/requests//cancel", "", 404, "unknown route"},
 		{"GET", "/v1/chat/completions", "", 405, "use POST"},
 		{"DELETE", "/v1/models", "", 405, "use GET"},
 		{"DELETE", "/v1/models/x", "", 405, "use GET"},
@@ -289,10 +291,10 @@ func TestPromptRules(t *testing.T) {
 	} {
 		e := enginetest.New(enginetest.Say("ok"))
 		w := call(New(e, Options{Profile: c.profile}), "POST", c.path, c.body)
-		if w.Code != 200 || len(e.Requests()) != 1 {
+		if w.Code != 200 || len(e.Asked()) != 1 {
 			t.Fatalf("%s: %d %s", c.path, w.Code, w.Body)
 		}
-		if p := e.Requests()[0].Prompt; p.FoldSystem != c.fold || p.MLXRules != c.mlx || string(p.RoleMapping) != c.roles {
+		if p := e.Asked()[0].Prompt; p.FoldSystem != c.fold || p.MLXRules != c.mlx || string(p.RoleMapping) != c.roles {
 			t.Errorf("%s, %s: %+v", c.path, c.profile.Name, p)
 		}
 	}
@@ -439,7 +441,7 @@ func TestRequestFields(t *testing.T) {
 	if w.Code != 200 {
 		t.Fatal(w.Code, w.Body)
 	}
-	reqs := e.Requests()
+	reqs := e.Asked()
 	if len(reqs) != 3 {
 		t.Fatalf("%d generations", len(reqs))
 	}
@@ -470,7 +472,7 @@ func TestRequestFields(t *testing.T) {
 	}
 	e = enginetest.New(enginetest.Say("ok"))
 	call(New(e, Options{}), "POST", "/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none","reasoning_effort":"none"}`)
-	if r := e.Requests()[0]; r.Tools || r.Prompt.Tools != nil || r.Prompt.Kwargs["enable_thinking"] != false || r.Logprobs != -1 || r.MaxTokens != 0 || r.Sampling.Temperature != nil {
+	if r := e.Asked()[0]; r.Tools || r.Prompt.Tools != nil || r.Prompt.Kwargs["enable_thinking"] != false || r.Logprobs != -1 || r.MaxTokens != 0 || r.Sampling.Temperature != nil {
 		t.Errorf("request: %+v", r)
 	}
 }
@@ -582,7 +584,7 @@ func TestAnthropicPrompt(t *testing.T) {
 	if w.Code != 200 {
 		t.Fatal(w.Body)
 	}
-	r := e.Requests()[0]
+	r := e.Asked()[0]
 	want := `[{"role":"system","content":"Be careful.\n\nEarly."},` +
 		`{"role":"user","content":"Hi\nthere\n\n<system-reminder>\nLate.\n</system-reminder>"},` +
 		`{"role":"assistant","content":"Look","reasoning_content":"hm","tool_calls":[{"id":"toolu_1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},` +
@@ -707,7 +709,7 @@ func TestResponsesInput(t *testing.T) {
 	if w.Code != 200 {
 		t.Fatal(w.Body)
 	}
-	r := e.Requests()[0]
+	r := e.Asked()[0]
 	want := `[{"role":"system","content":"Be brief."},{"role":"system","content":"Rules"},{"role":"user","content":"Hi"},` +
 		`{"role":"assistant","content":"Look","reasoning_content":"hm","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}},{"id":"c2","type":"function","function":{"name":"g","arguments":"{\"b\":2}"}}]},` +
 		`{"role":"tool","tool_call_id":"c1","content":"one"},{"role":"tool","tool_call_id":"c2","content":"{\"x\":1}"}]`
@@ -734,7 +736,7 @@ func TestControl(t *testing.T) {
 	r := e.Loads()[0]
 	if r.Model != "org/m" || r.Drafter != "d" || r.Mode != "draft" || *r.MaxDraft != 0 || *r.LookupDrafts || *r.ConfidenceThreshold != 0.5 || *r.ContextWindow != 2048 ||
 		*r.KVBits != 4 || *r.DrafterWindow != 0 || *r.DrafterBits != 8 || *r.Warmup || !*r.EnableThinking || *r.ReasoningEffort != "low" ||
-		strings.Join(r.Unused, " ") != "small_m sdpa_split multirow_attn memory_guard cpu_split" {
+		strings.Join(r.Unused, " ") != "small_m sdpa_split multirow_attn cpu_split" || *r.MemoryGuard {
 		t.Errorf("%+v", r)
 	}
 	for _, bad := range []string{`"max_draft":0`, `"max_draft":"lots"`, `"max_draft":65`, `"drafter":""`, `"drafter":5`, `"confidence_threshold":true`, `"context_window":1023`,
@@ -862,7 +864,7 @@ func TestMLXLMProfile(t *testing.T) {
 	if body := w.Body.String(); !strings.Contains(body, `"message":{"role":"assistant","content":null,"reasoning":"hm"}`) || strings.Contains(body, "x_mlx_dspark") {
 		t.Errorf("%s", body)
 	}
-	r := e.Requests()[0]
+	r := e.Asked()[0]
 	if r.MaxTokens != 512 || *r.Sampling.Temperature != 0 || *r.Sampling.Params.FrequencyContextSize != 20 {
 		t.Errorf("%+v", r)
 	}
@@ -874,7 +876,7 @@ func TestMLXLMProfile(t *testing.T) {
 	if w := call(s, "POST", "/v1/messages", `{}`); !strings.Contains(w.Body.String(), `{"type":"error"`) {
 		t.Errorf("a route of another dialect: %s", w.Body)
 	}
-	if w := call(s, "GET", "/v1/models", ""); w.Body.String() != `{"object":"list","data":[{"id":"tiny-chat","object":"model","created":1700000000}]}` {
+	if w := call(s, "GET", "/v1/models", ""); w.Body.String() != `{"object":"list","data":[{"id":"/models/tiny-chat","object":"model","created":1700000000}]}` {
 		t.Errorf("%s", w.Body)
 	}
 	e.Answer(func(engine.Request) enginetest.Script {
@@ -908,7 +910,7 @@ func TestDisconnect(t *testing.T) {
 					resp.Body.Close()
 				}
 			}()
-			wait(t, func() bool { return len(e.Requests()) == 1 })
+			wait(t, func() bool { return len(e.Asked()) == 1 })
 			cancel()
 			<-gone
 			wait(t, func() bool { return e.Cancelled() == 1 })

@@ -13,6 +13,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"sparkbar/engine"
+	"sparkbar/engine/models"
 	"sparkbar/engine/telemetry"
 )
 
@@ -41,6 +42,24 @@ type Engine interface {
 	Rounds() *telemetry.Log
 	// Totals counts what the loaded model has done since its load.
 	Totals() telemetry.TotalsReport
+	// Gauges and Calibration are nil where nothing is known.
+	Gauges() *engine.Gauges
+	Calibration() *engine.Calibration
+	Machine() engine.MachineInfo
+	// Roofline is the ceiling of plain decoding of a model at a context.
+	Roofline(m *engine.ModelInfo, context int) telemetry.RooflinePoint
+	// PrefixCache reports whether finished conversations are kept.
+	PrefixCache() bool
+
+	// Models are those on this machine, Places where they are looked for.
+	Models() []models.Model
+	Places() models.Places
+	Fit(m models.Model, context int) models.Fit
+	// Arms are the modes that Request.Arm may name.
+	Arms() []string
+	Requests() []engine.RequestInfo
+	CancelRequest(id string) bool
+	Doctor() []engine.Finding
 }
 
 // Options of a server. The zero value is a server without keys for callers on
@@ -60,6 +79,8 @@ type Options struct {
 	Profile Profile
 	// Log gets one line per request; nil = no log. Bodies and keys are never logged.
 	Log *slog.Logger
+	// Settings are the owner's; nil = the routes of settings answer 404.
+	Settings Settings
 	// DrainTimeout is how long Serve lets running requests finish; 0 = 10 s.
 	DrainTimeout time.Duration
 }
@@ -87,7 +108,7 @@ type Server struct {
 	profile  Profile
 	keys     [][32]byte
 	router   *gin.Engine
-	methods  map[string]string // path → methods, for 405
+	methods  map[string]string // path with parameters → its methods, for 405
 	stopping chan struct{}     // closed when Serve begins to drain
 	latest   atomic.Pointer[telemetry.RequestSummary]
 }
@@ -134,12 +155,22 @@ func (s *Server) routes() {
 	s.handle(http.MethodGet, "/metrics", s.metrics)
 	s.handle(http.MethodGet, "/rounds", s.rounds)
 	s.handle(http.MethodGet, "/events", s.events)
+	s.handle(http.MethodGet, "/machine", s.machine)
+	s.handle(http.MethodGet, "/calibration", s.calibration)
+	s.handle(http.MethodGet, "/doctor", s.doctor)
 
 	s.handle(http.MethodPost, "/admin/load", s.adminLoad)
 	s.handle(http.MethodPost, "/admin/load/cancel", s.adminLoadCancel)
 	s.handle(http.MethodPost, "/admin/unload", s.adminUnload)
 	s.handle(http.MethodGet, "/admin/status", s.adminStatus)
 	s.handle(http.MethodGet, "/admin/events", s.adminEvents)
+	s.handle(http.MethodGet, "/admin/models", s.adminModels)
+	s.handle(http.MethodPost, "/admin/race", s.race)
+	s.handle(http.MethodGet, "/admin/requests", s.adminRequests)
+	s.handle(http.MethodPost, "/admin/requests/:id/cancel", s.adminCancelRequest)
+	s.handle(http.MethodGet, "/admin/integrations", s.adminIntegrations)
+	s.handle(http.MethodGet, "/admin/settings", s.adminSettings)
+	s.handle(http.MethodPatch, "/admin/settings", s.adminChangeSettings)
 }
 
 // handler answers a request; a returned error becomes the answer, so a handler
@@ -147,7 +178,11 @@ func (s *Server) routes() {
 type handler func(*gin.Context) *apiError
 
 func (s *Server) handle(method, path string, h handler) {
-	s.methods[path] = method
+	if known := s.methods[path]; known != "" {
+		s.methods[path] = known + ", " + method
+	} else {
+		s.methods[path] = method
+	}
 	s.router.Handle(method, path, func(c *gin.Context) {
 		if err := h(c); err != nil {
 			s.fail(c, err)
@@ -157,20 +192,34 @@ func (s *Server) handle(method, path string, h handler) {
 
 func (s *Server) noRoute(c *gin.Context) {
 	path := c.Request.URL.Path
-	method, ok := s.methods[path]
-	if !ok && strings.Contains(path, "/models/") {
-		for route, m := range s.methods {
-			if prefix, found := strings.CutSuffix(route, "*id"); found && strings.HasPrefix(path, prefix) {
-				method, ok = m, true
-			}
-		}
-	}
-	if ok {
+	if method := s.methodsOf(path); method != "" {
 		s.fail(c, &apiError{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Allow: method + ", HEAD, OPTIONS",
 			Message: c.Request.Method + " is not allowed on " + path + ", use " + method})
 		return
 	}
 	s.fail(c, &apiError{Status: http.StatusNotFound, Type: "not_found", Message: "unknown route " + rawPath(c)})
+}
+
+// methodsOf are the methods of the route that a path belongs to, "" = none.
+func (s *Server) methodsOf(path string) string {
+	if m := s.methods[path]; m != "" {
+		return m
+	}
+	parts := strings.Split(path, "/")
+	for route, m := range s.methods {
+		if prefix, found := strings.CutSuffix(route, "*id"); found && strings.HasPrefix(path, prefix) {
+			return m
+		}
+		pattern := strings.Split(route, "/")
+		fits := len(pattern) == len(parts)
+		for i := 0; fits && i < len(parts); i++ {
+			fits = pattern[i] == parts[i] || strings.HasPrefix(pattern[i], ":") && parts[i] != ""
+		}
+		if fits {
+			return m
+		}
+	}
+	return ""
 }
 
 // ServeHTTP implements http.Handler.

@@ -65,10 +65,6 @@ type ready struct {
 	liveness
 }
 
-type guardInfo struct {
-	Enabled bool `json:"enabled"`
-}
-
 // liveness tells a busy server from a stuck one.
 type liveness struct {
 	State         engine.State `json:"state"`
@@ -116,7 +112,7 @@ func (s *Server) healthOf(st engine.Status) any {
 		return h
 	}
 	h := ready{Status: "ok", Model: m.ID, Mode: m.Mode, Target: m.Target, Drafter: optional(m.Drafter), MaxDraft: "auto",
-		LookupDrafts: m.LookupDrafts, ConfidenceThreshold: m.Confidence, Warmup: m.Warmup, KVBits: m.KVBits, Warnings: warnings,
+		LookupDrafts: m.LookupDrafts, RaceArmConfidence: true, MemoryGuard: guardOf(st.Guard), ConfidenceThreshold: m.Confidence, Warmup: m.Warmup, KVBits: m.KVBits, Warnings: warnings,
 		MaxOutputTokens: st.MaxTokensCap, SupportsEffort: m.SupportsEffort, ThinkingDefault: "off", ReasoningEffort: optional(m.ReasoningEffort),
 		Backend: m.Backend, Architecture: m.Architecture, WeightBytes: m.WeightBytes, DrafterBytes: m.DrafterBytes,
 		DrafterWindow: positive(m.DrafterWindow), ContextWindow: positive(m.ContextWindow), liveness: s.livenessOf(st)}
@@ -159,11 +155,62 @@ type metricsReply struct {
 	Model string `json:"model"`
 	Mode  string `json:"mode"`
 	telemetry.TotalsReport
+	PrefixCache prefixCache        `json:"prefix_cache"`
 	AutoCap     any                `json:"auto_cap"`
 	Rounds      telemetry.Stats    `json:"rounds"`
+	Memory      allocator          `json:"memory"`
+	System      systemMemory       `json:"system"`
 	Verdict     *telemetry.Verdict `json:"verdict"`
 	MemoryGuard guardInfo          `json:"memory_guard"`
 	liveness
+}
+
+// prefixCache is what is kept of finished conversations. Off, Enabled stands
+// alone.
+type prefixCache struct {
+	Enabled bool `json:"enabled"`
+	*prefixDetail
+}
+
+type prefixDetail struct {
+	Mode         string       `json:"mode"`          // trim: cut anywhere; checkpoint: used whole
+	CachedTokens int          `json:"cached_tokens"` // of the newest
+	Slots        []prefixSlot `json:"slots"`
+	Hits         int          `json:"hits"`
+	PartialHits  int          `json:"partial_hits"`
+	ReusedTokens int          `json:"reused_tokens"`
+	L2           bool         `json:"l2"` // a tier on disk
+}
+
+type prefixSlot struct {
+	Tokens  int    `json:"tokens"`
+	Spilled bool   `json:"spilled"`
+	Kind    string `json:"kind"`
+	Rungs   []int  `json:"rungs,omitempty"` // lengths at which it can be cut, of a checkpoint
+}
+
+func (s *Server) prefixCache(g *engine.Gauges) prefixCache {
+	if !s.engine.PrefixCache() {
+		return prefixCache{}
+	}
+	d := &prefixDetail{Mode: "trim", Slots: []prefixSlot{}}
+	if g != nil {
+		if !g.Trimmable {
+			d.Mode = "checkpoint"
+		}
+		for i, n := range g.Store.Tokens {
+			slot := prefixSlot{Tokens: n, Kind: d.Mode}
+			if i < len(g.Store.Rungs) {
+				slot.Rungs = g.Store.Rungs[i]
+			}
+			d.Slots = append(d.Slots, slot)
+		}
+		if len(g.Store.Tokens) > 0 {
+			d.CachedTokens = g.Store.Tokens[0]
+		}
+		d.Hits, d.PartialHits, d.ReusedTokens = g.Store.Hits, g.Store.PartialHits, g.Store.ReusedTokens
+	}
+	return prefixCache{true, d}
 }
 
 func (s *Server) metrics(c *gin.Context) *apiError {
@@ -178,25 +225,18 @@ func (s *Server) metrics(c *gin.Context) *apiError {
 		return err
 	}
 	m := metricsReply{Model: st.Model.ID, Mode: st.Model.Mode, TotalsReport: s.engine.Totals(),
-		Rounds: s.engine.Rounds().Stats(), liveness: s.livenessOf(st)}
+		Rounds: s.engine.Rounds().Stats(), liveness: s.livenessOf(st), MemoryGuard: guardOf(st.Guard)}
+	g, info := s.engine.Gauges(), s.engine.Machine()
+	m.PrefixCache, m.Memory, m.System = s.prefixCache(g), allocatorOf(info, st.Model, g), systemMemoryOf(info)
+	if g != nil && g.Controller != nil {
+		m.AutoCap = g.Controller
+	}
 	if last := s.latest.Load(); last != nil && m.Requests > 0 {
-		m.Verdict = verdict(last, st.Model)
+		v := s.verdict(last, st.Model, info)
+		m.Verdict = &v
 	}
 	s.reply(c, http.StatusOK, m)
 	return nil
-}
-
-// verdict weighs the latest generation. Plain decoding reads all weights per
-// token, so its share of the roofline is the share of the memory bandwidth.
-func verdict(last *telemetry.RequestSummary, m *engine.ModelInfo) *telemetry.Verdict {
-	in := telemetry.VerdictInput{DecodeTPS: last.DecodeTokensPerSec, RatioToCeiling: last.RooflineRatio, Mode: last.Mode, AcceptLen: last.AcceptLen,
-		Pressure: "unknown", SwapDeltaBytes: last.SwapDeltaBytes, DecayRatio: last.DecayRatio, Cold: last.Cold,
-		ContextTokens: last.ContextTokens, ContextWindow: m.ContextWindow}
-	if last.Mode == "baseline" {
-		in.MBU = last.RooflineRatio
-	}
-	v := in.Verdict()
-	return &v
 }
 
 func wantsPrometheus(c *gin.Context) bool {
@@ -231,6 +271,9 @@ func (s *Server) prometheus(st engine.Status) string {
 		return b.String()
 	}
 	m := st.Model
+	info := s.engine.Machine()
+	metric("resident_bytes", "gauge", "Memory of the process.", float64(info.Resident), "")
+	metric("memory_pressure_level", "gauge", "1 normal, 2 warn, 4 critical, 0 unknown.", float64(info.Memory.PressureLevel), "")
 	metric("model_info", "gauge", "The loaded model.", 1, promLabels("model", m.ID, "mode", m.Mode, "backend", m.Backend))
 	metric("model_weight_bytes", "gauge", "Bytes of weights.", float64(m.WeightBytes+m.DrafterBytes), "")
 	t, r := s.engine.Totals(), s.engine.Rounds().Stats()
@@ -243,6 +286,12 @@ func (s *Server) prometheus(st engine.Status) string {
 	metric("accept_length", "gauge", "Mean tokens per round.", r.MeanAcceptLen, "")
 	metric("draft_acceptance_ratio", "gauge", "Accepted drafts over offered drafts.", r.DraftAcceptance, "")
 	metric("decode_tokens_per_second", "gauge", "Mean decode rate.", t.MeanDecodeTokensPerSec, "")
+	if g := s.engine.Gauges(); g != nil {
+		metric("prefix_cache_hits_total", "counter", "Prompts whose beginning was kept.", float64(g.Store.Hits), "")
+		metric("prefix_cache_reused_tokens_total", "counter", "Prompt tokens that were not read again.", float64(g.Store.ReusedTokens), "")
+		metric("kv_pages_used", "gauge", "Pages of the cache in use.", float64(g.PagesUsed), "")
+		metric("kv_pages", "gauge", "Pages of the cache.", float64(g.Pages), "")
+	}
 	if live.LastRoundAge != nil {
 		metric("last_round_age_seconds", "gauge", "Seconds since the latest round.", *live.LastRoundAge, "")
 	}

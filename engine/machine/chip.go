@@ -1,6 +1,10 @@
 package machine
 
-import "runtime"
+import (
+	"runtime"
+
+	"golang.org/x/sys/cpu"
+)
 
 // Chip is the processor and the system that runs on it.
 type Chip struct {
@@ -9,6 +13,7 @@ type Chip struct {
 	OS        string // darwin, linux
 	OSVersion string
 	Arch      string // arm64, amd64
+	SIMD      bool   // has the vector instructions that the CPU backend is written for
 }
 
 // AppleSilicon reports whether the chip is one of Apple's own.
@@ -17,6 +22,7 @@ func (c Chip) AppleSilicon() bool { return c.OS == "darwin" && c.Arch == "arm64"
 // ReadChip returns the chip of this machine.
 func ReadChip() Chip {
 	c := Chip{Cores: runtime.GOMAXPROCS(0), OS: runtime.GOOS, Arch: runtime.GOARCH}
+	c.SIMD = cpu.X86.HasAVX2 && cpu.X86.HasFMA || runtime.GOARCH == "arm64" // NEON is part of the latter
 	c.read()
 	return c
 }

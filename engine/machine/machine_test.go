@@ -53,6 +53,21 @@ func TestReadings(t *testing.T) {
 	}
 }
 
+func TestDisk(t *testing.T) {
+	dir := t.TempDir()
+	deep := filepath.Join(dir, "not", "there", "yet")
+	if DiskFree(deep) <= 0 || !Writable(deep) || !Writable(dir) {
+		t.Errorf("%d %v", DiskFree(deep), Writable(deep))
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if Writable(file) || Writable(filepath.Join(file, "below")) {
+		t.Error("a file is no folder")
+	}
+}
+
 // TestBandwidth: the figure is bytes over time, the median of the runs.
 func TestBandwidth(t *testing.T) {
 	var at time.Time

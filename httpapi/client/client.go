@@ -71,7 +71,8 @@ type Health struct {
 	Serving  string    `json:"serving"` // the model that answers while another loads
 	Phase    string    `json:"phase"`   // loading, warming_up
 	Progress *Progress `json:"progress"`
-	Error    string    `json:"error"` // of the last failed load
+	Download *Download `json:"download"` // while files are fetched
+	Error    string    `json:"error"`    // of the last failed load
 	Warnings []Warning `json:"warnings"`
 
 	Mode            string  `json:"mode"`
@@ -112,6 +113,7 @@ type Status struct {
 	Error    string    `json:"error"`
 	Phase    string    `json:"phase"`
 	Progress *Progress `json:"progress"`
+	Download *Download `json:"download"` // while files are fetched
 }
 
 // Status asks where loading stands.
@@ -134,6 +136,7 @@ type LoadRequest struct {
 	Warmup              *bool    `json:"warmup,omitempty"`
 	EnableThinking      *bool    `json:"enable_thinking,omitempty"`
 	ReasoningEffort     *string  `json:"reasoning_effort,omitempty"`
+	MemoryGuard         *bool    `json:"memory_guard,omitempty"`
 	// Wait false makes Load return as soon as the load has begun.
 	Wait *bool `json:"wait,omitempty"`
 }

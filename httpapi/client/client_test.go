@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sparkbar/engine"
+	"sparkbar/engine/models"
 	"sparkbar/engine/telemetry"
 	"sparkbar/httpapi"
 	"sparkbar/httpapi/internal/enginetest"
@@ -130,7 +131,7 @@ func TestErrors(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	plain := InProcess(httpapi.New(e, httpapi.Options{Profile: httpapi.MLXLMProfile()}), "")
-	if _, err := plain.Models(t.Context()); !errors.As(err, &he) || he.Status != 503 || !strings.HasPrefix(he.Message, "no model") {
+	if _, err := plain.Chat(t.Context(), ChatRequest{}, nil); !errors.As(err, &he) || he.Status != 503 || !strings.HasPrefix(he.Message, "no model") {
 		t.Errorf("the plain form of errors: %v", err)
 	}
 	for _, address := range []string{"", "localhost:8080", "ftp://x", "http://", "http://a b"} {
@@ -261,5 +262,49 @@ func FuzzEventReader(f *testing.F) {
 			}
 		}
 		t.Error("the reader never ends")
+	})
+}
+
+func TestControl(t *testing.T) {
+	e := enginetest.New(enginetest.Say("ok"))
+	e.Local = []models.Model{{ID: "org/m", Complete: true, Bytes: 3 << 30, Context: 4096}, {ID: "org/half", Reason: "half of it is missing"}}
+	e.Findings = []engine.Finding{{Code: "x", Level: engine.LevelProblem, Message: "m", Fix: "f"}}
+	e.Info.Memory.Total, e.Info.Memory.Available = 32<<30, 16<<30
+	both(t, e, func(t *testing.T, c *Client) any {
+		ctx := t.Context()
+		e.Running = []engine.RequestInfo{{ID: "a b/c", State: "queued"}}
+		inv, err := c.Inventory(ctx)
+		if err != nil || len(inv.Installed) != 2 || inv.Installed[0].ID != "org/m" || inv.Installed[0].Fit.Verdict != "fits" || inv.Installed[1].Reason == "" || len(inv.Known) < 10 || inv.Loaded != "/models/tiny-chat" {
+			t.Errorf("%+v %v", inv, err)
+		}
+		ok, findings, err := c.Doctor(ctx)
+		if ok || err != nil || len(findings) != 1 || findings[0].Fix != "f" {
+			t.Errorf("%v %+v %v", ok, findings, err)
+		}
+		m, err := c.Machine(ctx)
+		if err != nil || m.Memory.TotalBytes != 32<<30 || m.Memory.FreePercent != 50 || m.Roofline == nil || m.Verdict == nil {
+			t.Errorf("%+v %v", m, err)
+		}
+		list, err := c.Integrations(ctx)
+		if err != nil || len(list) < 5 || list[0].Setup[0].Command == "" {
+			t.Errorf("%+v %v", list, err)
+		}
+		running, err := c.Requests(ctx)
+		if err != nil || len(running) != 1 || running[0].State != "queued" {
+			t.Errorf("%+v %v", running, err)
+		}
+		var he *Error
+		if err := c.CancelRequest(ctx, "nobody"); !errors.As(err, &he) || he.Status != 404 || Absent(err) {
+			t.Errorf("%v", err)
+		}
+		if _, err := c.Settings(ctx); !Absent(err) {
+			t.Errorf("a server without settings: %v", err)
+		}
+		var names []string
+		err = c.Race(ctx, RaceRequest{Prompt: "x", Arms: []RaceArm{{Mode: "lookup", Cap: 3}, {Mode: "baseline"}}, MaxTokens: 5}, func(ev Event) error { names = append(names, ev.Name); return nil })
+		if got := strings.Join(names, " "); err != nil || got != "start arm_start token arm_done arm_start token arm_done verdict done" {
+			t.Errorf("%s %v", got, err)
+		}
+		return []any{inv, findings, m.Memory, names}
 	})
 }

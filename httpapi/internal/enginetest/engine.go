@@ -5,11 +5,13 @@ package enginetest
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"sparkbar/engine"
+	"sparkbar/engine/models"
 	"sparkbar/engine/telemetry"
 )
 
@@ -57,6 +59,13 @@ type Engine struct {
 	Bus      telemetry.Bus
 	Log      *telemetry.Log
 	Total    telemetry.TotalsReport
+
+	Local    []models.Model // of this machine
+	Costs    *engine.Calibration
+	Gauge    *engine.Gauges
+	Info     engine.MachineInfo
+	Findings []engine.Finding
+	Running  []engine.RequestInfo
 }
 
 // Model is a loaded model for tests.
@@ -94,8 +103,8 @@ func (e *Engine) SetStatus(st engine.Status) {
 	e.Bus.Publish("state", st)
 }
 
-// Requests returns what Generate was asked.
-func (e *Engine) Requests() []engine.Request {
+// Asked returns what Generate was asked.
+func (e *Engine) Asked() []engine.Request {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return append([]engine.Request(nil), e.requests...)
@@ -185,6 +194,8 @@ func (e *Engine) CountTokens(_ context.Context, _ string, p engine.Prompt) (int,
 func (e *Engine) Check(name string) error {
 	st := e.Status()
 	switch {
+	case slices.ContainsFunc(e.Local, func(m models.Model) bool { return m.ID == name && m.Loadable() && !m.Drafter }):
+		return nil
 	case st.Model == nil && st.Loading == nil:
 		return &engine.Error{Kind: engine.ErrNoModel}
 	case st.Model == nil:
@@ -269,3 +280,62 @@ func (e *Engine) Rounds() *telemetry.Log { return e.Log }
 
 // Totals returns Total.
 func (e *Engine) Totals() telemetry.TotalsReport { return e.Total }
+
+// Gauges returns Gauge.
+func (e *Engine) Gauges() *engine.Gauges { return e.Gauge }
+
+// Calibration returns Costs.
+func (e *Engine) Calibration() *engine.Calibration { return e.Costs }
+
+// Machine returns Info.
+func (e *Engine) Machine() engine.MachineInfo { return e.Info }
+
+// Roofline uses the bandwidth of Info.
+func (e *Engine) Roofline(m *engine.ModelInfo, context int) telemetry.RooflinePoint {
+	return telemetry.Roofline(e.Info.Bandwidth.GBs, m.Weights.ActiveBytes, m.KVBytesPerToken, context)
+}
+
+// PrefixCache is on.
+func (e *Engine) PrefixCache() bool { return true }
+
+// Models returns Local.
+func (e *Engine) Models() []models.Model { return e.Local }
+
+// Places are none.
+func (e *Engine) Places() models.Places { return models.Places{} }
+
+// Fit computes with the memory of Info.
+func (e *Engine) Fit(m models.Model, context int) models.Fit {
+	return models.Need{Weights: m.Bytes, Target: m.Geometry, Context: context, MaxContext: m.Context}.Fit(models.Memory{Total: e.Info.Memory.Total, Free: e.Info.Memory.Available})
+}
+
+// Arms follow from the model's mode.
+func (e *Engine) Arms() []string {
+	st := e.Status()
+	switch {
+	case st.Model == nil:
+		return nil
+	case st.Model.Mode == "baseline" || st.Model.Mode == "lookup":
+		return []string{"baseline", "lookup"}
+	}
+	return []string{st.Model.Mode, "baseline", "lookup"}
+}
+
+// Requests returns Running.
+func (e *Engine) Requests() []engine.RequestInfo {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.Running)
+}
+
+// CancelRequest takes a request out of Running.
+func (e *Engine) CancelRequest(id string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := len(e.Running)
+	e.Running = slices.DeleteFunc(e.Running, func(r engine.RequestInfo) bool { return r.ID == id })
+	return len(e.Running) < n
+}
+
+// Doctor returns Findings.
+func (e *Engine) Doctor() []engine.Finding { return e.Findings }
