@@ -17,6 +17,7 @@ setup:
 	$(GO) mod download
 	engine/testdata/smollm2/setup.sh build/smollm2
 	engine/models/testdata/setup.sh build/huggingface
+	httpapi/testdata/clients/setup.sh build/clients
 
 lint:
 	@test -z "$$(gofmt -l app engine httpapi metalkern resources packaging)" || { gofmt -l app engine httpapi metalkern resources packaging; echo 'run gofmt -w on these files'; exit 1; }

@@ -104,6 +104,16 @@ func dialectOf(path string) dialect {
 	return dialectOpenAI
 }
 
+// dialectOfRequest is dialectOf, and looks at the header on the routes that
+// both dialects have under one path.
+func dialectOfRequest(r *http.Request) dialect {
+	path := r.URL.Path
+	if r.Header.Get("Anthropic-Version") != "" && (strings.HasSuffix(path, "/models") || strings.Contains(path, "/models/")) && !strings.HasPrefix(path, "/admin") {
+		return dialectAnthropic
+	}
+	return dialectOf(path)
+}
+
 type openAIError struct {
 	Error openAIErrorBody `json:"error"`
 }

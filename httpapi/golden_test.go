@@ -80,6 +80,7 @@ var additive = map[string]string{
 	"system_fingerprint": "always sent", "reasoning": "beside reasoning_content", "cache_read_input_tokens": "W15",
 	"input_tokens_details": "W18", "x_mlx_dspark": "W17",
 	"error": "W18", "instructions": "W18", "max_output_tokens": "W18", "metadata": "W18", "parallel_tool_calls": "W18",
+	"output_tokens_details": "W18, OpenAI's libraries require it", "logprobs": "the same, in text events", "name": "the same, of a finished call",
 	"temperature": "W18", "tool_choice": "W18", "tools": "W18", "top_p": "W18",
 	"state": "W26", "version": "W39", "uptime_seconds": "W26", "in_flight": "W26", "queued": "W26", "last_round_age_seconds": "W26",
 	"backend": "engine facts", "architecture": "engine facts", "weight_bytes": "engine facts", "drafter_bytes": "engine facts",

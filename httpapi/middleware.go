@@ -232,7 +232,7 @@ func (s *Server) fail(c *gin.Context, e *apiError) {
 	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
 		c.Header("Retry-After", retryAfter)
 	}
-	s.reply(c, e.Status, s.profile.ErrorBody(dialectOf(c.Request.URL.Path), e))
+	s.reply(c, e.Status, s.profile.ErrorBody(dialectOfRequest(c.Request), e))
 }
 
 // reply writes a JSON answer.

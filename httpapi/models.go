@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -35,6 +36,39 @@ type modelExtra struct {
 	Mode    string  `json:"mode"`
 	Target  string  `json:"target"`
 	Drafter *string `json:"drafter"`
+}
+
+// anthropicModel adds what Anthropic's libraries require of a model.
+type anthropicModel struct {
+	modelEntry
+	Type      string `json:"type"`
+	CreatedAt string `json:"created_at"` // RFC 3339
+	Lifecycle string `json:"lifecycle"`
+}
+
+type anthropicModelList struct {
+	Data    []anthropicModel `json:"data"`
+	FirstID *string          `json:"first_id"`
+	LastID  *string          `json:"last_id"`
+	HasMore bool             `json:"has_more"`
+}
+
+func newAnthropicModel(e modelEntry) anthropicModel {
+	if e.DisplayName == "" {
+		e.DisplayName = e.ID
+	}
+	return anthropicModel{e, "model", time.Unix(e.Created, 0).UTC().Format(time.RFC3339), "active"}
+}
+
+func newAnthropicModelList(list []modelEntry) anthropicModelList {
+	l := anthropicModelList{Data: []anthropicModel{}}
+	for _, e := range list {
+		l.Data = append(l.Data, newAnthropicModel(e))
+	}
+	if n := len(list); n > 0 {
+		l.FirstID, l.LastID = &list[0].ID, &list[n-1].ID
+	}
+	return l
 }
 
 // served lists what a request can name: the loaded model, then the others of
@@ -81,6 +115,10 @@ func (s *Server) models(c *gin.Context) *apiError {
 		_, err := s.ready()
 		return err
 	}
+	if dialectOfRequest(c.Request) == dialectAnthropic && !s.profile.PlainModels {
+		s.reply(c, http.StatusOK, newAnthropicModelList(list))
+		return nil
+	}
 	s.reply(c, http.StatusOK, modelList{"list", nonNil(list)})
 	return nil
 }
@@ -100,6 +138,8 @@ func (s *Server) model(c *gin.Context) *apiError {
 	case i < 0:
 		return &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Field: "model",
 			Message: fmt.Sprintf("there is no model '%s' here; GET /v1/models lists what is", shorten(id))}
+	case dialectOfRequest(c.Request) == dialectAnthropic:
+		s.reply(c, http.StatusOK, newAnthropicModel(list[i]))
 	default:
 		s.reply(c, http.StatusOK, list[i])
 	}

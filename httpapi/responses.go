@@ -37,10 +37,37 @@ type responseObject struct {
 }
 
 type responseUsage struct {
-	InputTokens  int          `json:"input_tokens"`
-	OutputTokens int          `json:"output_tokens"`
-	TotalTokens  int          `json:"total_tokens"`
-	InputDetails usageDetails `json:"input_tokens_details"`
+	InputTokens  int `json:"input_tokens"`
+	OutputTokens int `json:"output_tokens"`
+	TotalTokens  int `json:"total_tokens"`
+	InputDetails struct {
+		usageDetails
+		CacheWriteTokens int `json:"cache_write_tokens"` // always 0: reuse needs no request to write
+	} `json:"input_tokens_details"`
+	OutputDetails struct {
+		ReasoningTokens int `json:"reasoning_tokens"`
+	} `json:"output_tokens_details"`
+}
+
+// reasoningTokens counts the tokens up to the end of the thoughts.
+func reasoningTokens(res engine.Result) int {
+	if res.Reasoning == "" {
+		return 0
+	}
+	var said strings.Builder
+	for _, t := range res.Tokens {
+		said.Write(t.Bytes)
+	}
+	end := max(0, strings.Index(said.String(), res.Reasoning)) + len(res.Reasoning)
+	n := 0
+	for _, t := range res.Tokens {
+		if end <= 0 {
+			break
+		}
+		end -= len(t.Bytes)
+		n++
+	}
+	return n
 }
 
 type incompleteDetails struct {
@@ -185,7 +212,9 @@ func (r *responseRequest) finished(res engine.Result) *responseObject {
 		o.Status, o.Incomplete = "incomplete", &incompleteDetails{"max_output_tokens"}
 	}
 	st := res.Stats
-	o.Usage = &responseUsage{st.PromptTokens, st.CompletionTokens, st.PromptTokens + st.CompletionTokens, usageDetails{st.CachedTokens}}
+	o.Usage = &responseUsage{InputTokens: st.PromptTokens, OutputTokens: st.CompletionTokens, TotalTokens: st.PromptTokens + st.CompletionTokens}
+	o.Usage.InputDetails.CachedTokens = st.CachedTokens
+	o.Usage.OutputDetails.ReasoningTokens = reasoningTokens(res)
 	return &o
 }
 
@@ -209,7 +238,9 @@ type responseEvent struct {
 	Part         any     `json:"part,omitempty"`
 	Delta        string  `json:"delta,omitempty"`
 	Text         *string `json:"text,omitempty"`
+	Name         string  `json:"name,omitempty"`
 	Arguments    *string `json:"arguments,omitempty"`
+	Logprobs     *[]any  `json:"logprobs,omitempty"` // of text events; never asked for, so empty
 
 	Sequence int `json:"sequence_number"`
 }
@@ -302,7 +333,7 @@ func (r *responseRequest) addText(text string, send eventOut) error {
 	}
 	r.text.WriteString(text)
 	e := r.at("response.output_text.delta", item.ID)
-	e.ContentIndex, e.Delta = &zero, text
+	e.ContentIndex, e.Delta, e.Logprobs = &zero, text, &[]any{}
 	return send(e)
 }
 
@@ -336,7 +367,7 @@ func (r *responseRequest) closeItem(send eventOut) error {
 	case *messageItem:
 		part := outputText{"output_text", text, []any{}}
 		e := r.at("response.output_text.done", item.ID)
-		e.ContentIndex, e.Text = &zero, &text
+		e.ContentIndex, e.Text, e.Logprobs = &zero, &text, &[]any{}
 		p := r.at("response.content_part.done", item.ID)
 		p.ContentIndex, p.Part = &zero, part
 		events = append(events, e, p)
@@ -355,7 +386,7 @@ func (r *responseRequest) closeItem(send eventOut) error {
 		done = &final
 	case *callItem:
 		e := r.at("response.function_call_arguments.done", item.ID)
-		e.Arguments = &text
+		e.Name, e.Arguments = item.Name, &text
 		events = append(events, e)
 		final := *item
 		final.Status, final.Arguments = "completed", text

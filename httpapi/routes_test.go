@@ -273,6 +273,48 @@ func TestRouting(t *testing.T) {
 	}
 }
 
+// TestAnthropicModels: the routes that both dialects share follow the header.
+func TestAnthropicModels(t *testing.T) {
+	s := New(enginetest.New(enginetest.Say("ok")), Options{})
+	for path, want := range map[string]string{
+		"/v1/models":           `"first_id":"tiny-chat","last_id":"tiny-chat","has_more":false}`,
+		"/v1/models/tiny-chat": `"type":"model","created_at":"2023-11-14T22:13:20Z","lifecycle":"active"}`,
+		"/v1/models/other":     `{"type":"error","error":{"type":"not_found_error","message":`,
+	} {
+		if w := call(s, "GET", path, "", "Anthropic-Version", "2023-06-01"); !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+		}
+		if w := call(s, "GET", path, ""); strings.Contains(w.Body.String(), want) {
+			t.Errorf("%s without the header: %d %s", path, w.Code, w.Body)
+		}
+	}
+}
+
+// TestReasoningTokens counts the tokens up to the end of the thoughts.
+func TestReasoningTokens(t *testing.T) {
+	tokens := func(pieces ...string) (list []engine.Token) {
+		for _, p := range pieces {
+			list = append(list, engine.Token{Text: p, Bytes: []byte(p)})
+		}
+		return list
+	}
+	for _, c := range []struct {
+		thought string
+		tokens  []engine.Token
+		want    int
+	}{
+		{"", tokens("a", "b"), 0},
+		{"ab", tokens("<think>", "a", "b", "</think>", "c"), 3},
+		{"ab", tokens("\n", "a", "b\n", "c"), 3},
+		{"ab", tokens("a", "x", "b", "c"), 2}, // two thoughts: at least as many as hold that much
+		{"ab", tokens("a"), 1},
+	} {
+		if n := reasoningTokens(engine.Result{Reasoning: c.thought, Tokens: c.tokens}); n != c.want {
+			t.Errorf("%q in %v: %d, want %d", c.thought, c.tokens, n, c.want)
+		}
+	}
+}
+
 // TestPromptRules: each route and profile tells the engine how to read the
 // conversation.
 func TestPromptRules(t *testing.T) {

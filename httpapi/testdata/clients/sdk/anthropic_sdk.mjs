@@ -33,7 +33,7 @@ async function fault(f) {
     await f()
   } catch (e) {
     if (!(e instanceof Anthropic.APIError)) throw e
-    if (e.status === undefined) return [e.constructor.name]
+    if (e.status === undefined) return ['in the stream', e.error?.error?.type ?? null]
     return [e.constructor.name, e.status, e.error?.error?.type ?? null, e.headers?.get('retry-after') ?? null]
   }
   return 'no error'
@@ -124,7 +124,7 @@ const checks = {
   },
   async abort_whole() {
     const control = new AbortController()
-    const answer = client.messages.create(body('block'), { signal: control.signal })
+    const answer = client.messages.create(body('hang'), { signal: control.signal })
     answer.catch(() => {})
     await fetch(base + '/blocked')
     control.abort()

@@ -20,7 +20,7 @@ def check(f):
     try:
         result = f()
     except Exception as e:  # the table has no such result: the test shows it
-        result = {"exception": type(e).__name__, "text": str(e)[:2000]}
+        result = {"exception": type(e).__name__, "text": f"{e} {e.__cause__ or ''}"[:2000]}
     print(json.dumps({"check": f.__name__, "result": result}), flush=True)
 
 
@@ -121,10 +121,10 @@ def fault(f):
     try:
         f()
     except anthropic.APIStatusError as e:
-        body = e.body if isinstance(e.body, dict) else {}
-        return [type(e).__name__, e.status_code, (body.get("error") or {}).get("type"), e.response.headers.get("retry-after")]
-    except anthropic.APIError as e:
-        return [type(e).__name__]
+        kind = e.body["error"]["type"]
+        if e.status_code == 200:
+            return ["in the stream", kind]
+        return [type(e).__name__, e.status_code, kind, e.response.headers.get("retry-after")]
     return "no error"
 
 
@@ -168,7 +168,7 @@ def abort_stream():
 def abort_whole():
     async def run():
         async with anthropic.AsyncAnthropic(**options) as c:
-            task = asyncio.create_task(c.messages.create(model=MODEL, max_tokens=9, messages=say("block")))
+            task = asyncio.create_task(c.messages.create(model=MODEL, max_tokens=9, messages=say("hang")))
             await asyncio.to_thread(lambda: urllib.request.urlopen(base + "/blocked").read())
             task.cancel()
             try:

@@ -31,7 +31,7 @@ async function fault(f) {
     await f()
   } catch (e) {
     if (!(e instanceof OpenAI.APIError)) throw e
-    return [e.constructor.name, e.status ?? null, e.code ?? null, e.headers?.get('retry-after') ?? null]
+    return [e.constructor.name, e.status ?? null, e.code == null ? null : String(e.code), e.headers?.get('retry-after') ?? null]
   }
   return 'no error'
 }
@@ -134,7 +134,7 @@ const checks = {
     const events = await all(respond('think', { stream: true }))
     const final = events.at(-1).response
     const text = final.output.flatMap(i => i.content ?? []).map(p => p.text).join('')
-    return [events.map(e => e.type), events.filter(e => e.type === 'response.output_text.delta').map(e => e.delta).join(''), final.status, text, final.output.map(i => i.type),
+    return [events.map(e => e.type), events.filter(e => e.type === 'response.output_text.delta').map(e => e.delta).join(''), final.status, text, final.output.map(i => i.type), final.usage.output_tokens_details.reasoning_tokens,
       events.every((e, i) => i === 0 || e.sequence_number === events[i - 1].sequence_number + 1)]
   },
   async responses_stream_helper() {
@@ -186,7 +186,7 @@ const checks = {
   },
   async abort_whole() {
     const control = new AbortController()
-    const answer = client.chat.completions.create({ model, messages: say('block') }, { signal: control.signal })
+    const answer = client.chat.completions.create({ model, messages: say('hang') }, { signal: control.signal })
     answer.catch(() => {})
     await fetch(base + '/blocked')
     control.abort()
