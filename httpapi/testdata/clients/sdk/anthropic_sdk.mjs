@@ -28,6 +28,11 @@ const textOf = events => events.filter(e => e.type === 'content_block_delta').ma
 const toolRound = m => [...say('tools'), { role: 'assistant', content: m.content },
   { role: 'user', content: m.content.filter(b => b.type === 'tool_use').map(b => ({ type: 'tool_result', tool_use_id: b.id, content: 'result of ' + b.name })) }]
 
+async function cancelled(result) { // waits until the server has seen that its client is gone
+  await (await fetch(base + '/cancelled')).text()
+  return result
+}
+
 async function fault(f) {
   try {
     await f()
@@ -120,7 +125,7 @@ const checks = {
     s.done().catch(() => {})
     const text = await new Promise((resolve, reject) => s.on('text', resolve).on('error', reject))
     s.abort()
-    return text
+    return cancelled(text)
   },
   async abort_whole() {
     const control = new AbortController()
@@ -131,7 +136,7 @@ const checks = {
     try {
       await answer
     } catch (e) {
-      if (e instanceof Anthropic.APIUserAbortError) return 'aborted'
+      if (e instanceof Anthropic.APIUserAbortError) return cancelled('aborted')
       throw e
     }
   },

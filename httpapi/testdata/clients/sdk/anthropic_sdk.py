@@ -160,9 +160,16 @@ def retry():
     return [m.content[0].text, waits]
 
 
+def cancelled(result):
+    """Waits until the server has seen that its client is gone."""
+    urllib.request.urlopen(base + "/cancelled").read()
+    return result
+
+
 def abort_stream():
     with stream("block") as s:
-        return next(iter(s.text_stream))
+        text = next(iter(s.text_stream))
+    return cancelled(text)
 
 
 def abort_whole():
@@ -174,7 +181,7 @@ def abort_whole():
             try:
                 await task
             except asyncio.CancelledError:
-                return "aborted"
+                return await asyncio.to_thread(cancelled, "aborted")
 
     return asyncio.run(run())
 

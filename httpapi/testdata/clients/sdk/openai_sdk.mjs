@@ -26,6 +26,11 @@ const toolRound = first => [...say('tools'), first, ...first.tool_calls.map(c =>
 const logprobOf = t => [t.token, t.logprob, t.bytes, t.top_logprobs.map(a => [a.token, a.logprob])]
 const responseUsage = u => [u.input_tokens, u.output_tokens, u.total_tokens, u.input_tokens_details.cached_tokens, u.output_tokens_details.reasoning_tokens]
 
+async function cancelled(result) { // waits until the server has seen that its client is gone
+  await (await fetch(base + '/cancelled')).text()
+  return result
+}
+
 async function fault(f) {
   try {
     await f()
@@ -182,7 +187,9 @@ const checks = {
     }
   },
   async abort_stream() {
-    for await (const c of await ask('block', { stream: true })) if (c.choices[0].delta.content) return c.choices[0].delta.content
+    let text = ''
+    for await (const c of await ask('block', { stream: true })) if ((text = c.choices[0].delta.content)) break
+    return cancelled(text)
   },
   async abort_whole() {
     const control = new AbortController()
@@ -193,12 +200,14 @@ const checks = {
     try {
       await answer
     } catch (e) {
-      if (e instanceof OpenAI.APIUserAbortError) return 'aborted'
+      if (e instanceof OpenAI.APIUserAbortError) return cancelled('aborted')
       throw e
     }
   },
   async abort_responses() {
-    for await (const e of await respond('block', { stream: true })) if (e.type === 'response.output_text.delta') return e.delta
+    let text = ''
+    for await (const e of await respond('block', { stream: true })) if (e.type === 'response.output_text.delta' && (text = e.delta)) break
+    return cancelled(text)
   },
 }
 

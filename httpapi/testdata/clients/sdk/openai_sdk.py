@@ -261,9 +261,16 @@ def retry():
     return [text, waits]
 
 
+def cancelled(result):
+    """Waits until the server has seen that its client is gone."""
+    urllib.request.urlopen(base + "/cancelled").read()
+    return result
+
+
 def abort_stream():
     with ask("block", stream=True) as s:
-        return next(c.choices[0].delta.content for c in s if c.choices[0].delta.content)
+        text = next(c.choices[0].delta.content for c in s if c.choices[0].delta.content)
+    return cancelled(text)
 
 
 def abort_whole():
@@ -275,14 +282,15 @@ def abort_whole():
             try:
                 await task
             except asyncio.CancelledError:
-                return "aborted"
+                return await asyncio.to_thread(cancelled, "aborted")
 
     return asyncio.run(run())
 
 
 def abort_responses():
     with respond("block", stream=True) as s:
-        return next(e.delta for e in s if e.type == "response.output_text.delta")
+        text = next(e.delta for e in s if e.type == "response.output_text.delta")
+    return cancelled(text)
 
 
 def demo():
