@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/viper"
 
 	"sparkbar/httpapi"
 	"sparkbar/httpapi/client"
@@ -44,7 +43,7 @@ func chatCommand() *cobra.Command {
 	return cmd
 }
 
-func chat(ctx context.Context, v *viper.Viper, message string, in io.Reader, out, stderr io.Writer) error {
+func chat(ctx context.Context, v *config, message string, in io.Reader, out, stderr io.Writer) error {
 	if ctx == nil {
 		ctx = context.Background()
 	}
@@ -103,7 +102,7 @@ func turn(ctx context.Context, c *client.Client, req *client.ChatRequest, messag
 }
 
 // chatClient is a client of the given server, or of one in this process.
-func chatClient(ctx context.Context, v *viper.Viper, stderr io.Writer) (*client.Client, func(), error) {
+func chatClient(ctx context.Context, v *config, stderr io.Writer) (*client.Client, func(), error) {
 	if url := v.GetString("url"); url != "" {
 		c, err := client.New(url, v.GetString("key"))
 		return c, func() {}, err

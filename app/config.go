@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,9 +13,25 @@ import (
 	"sparkbar/engine"
 )
 
-// Flags are read as flag, then SPARKBAR_<NAME>, then MLX_DSPARK_<NAME>, then
-// the default.
-func bind(cmd *cobra.Command) (*viper.Viper, error) {
+// config is what a command was told: a value is taken from the flag, else from
+// SPARKBAR_<NAME>, else from MLX_DSPARK_<NAME>, else from the settings file,
+// else it is the flag's default. Nothing is ever written back.
+type config struct {
+	*viper.Viper
+	file   *settings
+	reread func() (*config, error) // with what the settings file says now
+}
+
+// bind reads flags, environment and settings file.
+func bind(cmd *cobra.Command) (*config, error) {
+	file, err := openSettings()
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	return bindTo(cmd, file)
+}
+
+func bindTo(cmd *cobra.Command, file *settings) (*config, error) {
 	v := viper.New()
 	if err := v.BindPFlags(cmd.Flags()); err != nil {
 		return nil, err
@@ -25,13 +42,32 @@ func bind(cmd *cobra.Command) (*viper.Viper, error) {
 			return nil, err
 		}
 	}
-	return v, nil
+	if err := v.MergeConfigMap(file.flags()); err != nil {
+		return nil, err
+	}
+	return &config{v, file, func() (*config, error) { return bindTo(cmd, file) }}, nil
+}
+
+// list is a flag with several values; in the environment commas separate them.
+func (c *config) list(key string) []string {
+	if s, ok := c.Get(key).(string); ok {
+		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
+	}
+	return c.GetStringSlice(key)
+}
+
+// folders is a list of folders; in the environment it is separated as PATH is.
+func (c *config) folders(key string) []string {
+	if s, ok := c.Get(key).(string); ok {
+		return filepath.SplitList(s)
+	}
+	return c.GetStringSlice(key)
 }
 
 // modelFlags are those that say how a model is loaded.
 func modelFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.String("model", "", "model to load: a folder, a GGUF file, or demo (default demo)")
+	f.String("model", "", "model to load: the id of a model on this machine or the hub, a folder, a GGUF file, or demo (default demo)")
 	f.String("target", "", "alias of --model")
 	f.String("drafter", "", "drafter folder (default: the pair's own)")
 	f.String("mode", "auto", "auto, dspark, dflash, lookup, draft or baseline")
@@ -47,13 +83,20 @@ func modelFlags(cmd *cobra.Command) {
 	f.Bool("no-warmup", false, "skip the warm-up")
 	f.Bool("no-thinking", false, "thinking off by default")
 	f.String("reasoning-effort", "", "default effort: low, medium, high or xhigh")
+	f.Bool("memory-guard", true, "give memory back when the system is short of it")
+	f.Bool("no-memory-guard", false, "never give memory back on its own")
+	f.StringSlice("model-dirs", nil, "folders with models, besides those of the Hugging Face cache, LM Studio and Ollama")
+	f.Bool("offline", false, "never use the network for models")
+	f.StringSlice("hub-hosts", nil, "further hosts that the hub may redirect downloads to")
+	f.String("hub-ca", "", "file of certificates trusted for downloads besides the system's")
+	f.Float64("memory-bandwidth", 0, "GB/s at which memory is read, for the roofline (0 = measured once)")
 	f.Int("threads", 0, "threads of the CPU backend (0 = all cores)")
 	f.Bool("exact", false, "float32 arithmetic everywhere (slower)")
 	f.String("backend", "cpu", "cpu or reference")
 }
 
 // loadRequest reads the model flags.
-func loadRequest(v *viper.Viper) (engine.LoadRequest, error) {
+func loadRequest(v *config) (engine.LoadRequest, error) {
 	r := engine.LoadRequest{Model: v.GetString("model"), Drafter: v.GetString("drafter"), Mode: v.GetString("mode")}
 	if r.Model == "" {
 		r.Model = v.GetString("target")
@@ -86,6 +129,7 @@ func loadRequest(v *viper.Viper) (engine.LoadRequest, error) {
 		r.DrafterBits = pointer(v.GetInt("drafter-bits"))
 	}
 	r.Warmup = pointer(v.GetBool("warmup") && !v.GetBool("no-warmup"))
+	r.MemoryGuard = pointer(v.GetBool("memory-guard") && !v.GetBool("no-memory-guard"))
 	if v.GetBool("no-thinking") {
 		r.EnableThinking = pointer(false)
 	}

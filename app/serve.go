@@ -9,17 +9,20 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/viper"
 
 	"sparkbar/engine"
+	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
+	"sparkbar/engine/machine"
+	"sparkbar/engine/models"
 	"sparkbar/httpapi"
 	"sparkbar/resources"
 )
@@ -59,6 +62,8 @@ func serverFlags(cmd *cobra.Command) {
 	f.StringSlice("allow-host", nil, "name accepted in the Host header besides loopback names; * = any")
 	f.StringSlice("cors-origin", nil, "web origin whose pages may call the API; * = any")
 	f.Bool("no-model", false, "start without a model")
+	f.Bool("no-model-switch", false, "requests cannot load another local model by naming it")
+	f.Duration("idle-unload", 0, "unload the model after this long without a request, such as 30m; the next request loads it again (0 = never)")
 	f.Int("default-max-tokens", 2048, "longest answer when a request does not say")
 	f.Int("max-tokens-cap", 32768, "longest answer that a request may ask for")
 	f.Float64("default-temperature", 0, "temperature when a request does not say (default: the model's)")
@@ -73,7 +78,7 @@ func serverFlags(cmd *cobra.Command) {
 }
 
 // newEngine makes an engine from the flags.
-func newEngine(v *viper.Viper, load engine.LoadRequest) (*engine.Engine, error) {
+func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	target, drafter := resources.Demo()
 	root := v.GetString("model-root")
 	if root == "" {
@@ -87,22 +92,94 @@ func newEngine(v *viper.Viper, load engine.LoadRequest) (*engine.Engine, error) 
 	if err != nil {
 		return nil, err
 	}
+	places, hub, hubErr := storage(v)
 	o := engine.Options{Version: version, Backend: backend, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter}}, ModelRoot: root,
-		DefaultMaxTokens: v.GetInt("default-max-tokens"), MaxTokensCap: v.GetInt("max-tokens-cap"), Base: load, QueueLimit: v.GetInt("queue-limit"), Slots: slots}
-	if v.IsSet("default-temperature") {
-		o.Temperature = pointer(v.GetFloat64("default-temperature"))
-	}
-	if v.IsSet("default-top-p") {
-		o.TopP = pointer(v.GetFloat64("default-top-p"))
-	}
-	if v.IsSet("default-top-k") {
-		o.TopK = pointer(v.GetInt("default-top-k"))
+		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
+		Live: live(v, load), QueueLimit: v.GetInt("queue-limit"), Slots: slots, Memory: machine.ReadMemory, Chip: machine.ReadChip(),
+		Findings: func() []engine.Finding { return findings(v, hubErr) }}
+	o.Bandwidth = func() machine.Bandwidth {
+		if gbs := v.GetFloat64("memory-bandwidth"); gbs > 0 {
+			return machine.Bandwidth{GBs: gbs, MeasuredAt: time.Now(), Method: "given by --memory-bandwidth"}
+		}
+		dir, err := os.UserCacheDir()
+		if err != nil {
+			return machine.Bandwidth{}
+		}
+		return machine.MeasuredBandwidth(filepath.Join(dir, "sparkbar", "machine.json"), o.Chip)
 	}
 	return engine.New(o), nil
 }
 
+// live are the settings that hold from the next request on.
+func live(v *config, load engine.LoadRequest) engine.Live {
+	l := engine.Live{NoModelSwitch: v.GetBool("no-model-switch"), IdleUnload: v.GetDuration("idle-unload"), DefaultMaxTokens: v.GetInt("default-max-tokens"),
+		MaxTokensCap: v.GetInt("max-tokens-cap"), Base: load, ForModel: v.file.modelRequest}
+	if v.IsSet("default-temperature") {
+		l.Temperature = pointer(v.GetFloat64("default-temperature"))
+	}
+	if v.IsSet("default-top-p") {
+		l.TopP = pointer(v.GetFloat64("default-top-p"))
+	}
+	if v.IsSet("default-top-k") {
+		l.TopK = pointer(v.GetInt("default-top-k"))
+	}
+	return l
+}
+
+// storage is where models lie and what fetches them; a hub that is configured
+// badly is nil, and the error says why.
+func storage(v *config) (models.Places, *models.Downloader, error) {
+	places := models.DefaultPlaces(v.folders("model-dirs")...)
+	o := models.DefaultHub()
+	o.Cache, o.UserAgent = places.Hub, "sparkbar/"+version
+	o.Offline = o.Offline || v.GetBool("offline")
+	o.Hosts = append(o.Hosts, v.list("hub-hosts")...)
+	if ca := v.GetString("hub-ca"); ca != "" {
+		o.CAFile = ca
+	}
+	hub, err := models.NewDownloader(o)
+	if err != nil {
+		return places, nil, err
+	}
+	return places, hub, nil
+}
+
+// demoModel describes the built-in model for the catalogue.
+func demoModel(files map[string][]byte) models.Model {
+	m := models.Model{ID: demoID, Kind: models.KindFolder, Source: models.SourceBuiltin, Complete: true}
+	for name, text := range files {
+		if strings.HasSuffix(name, ".safetensors") {
+			m.Bytes += int64(len(text))
+		}
+	}
+	if cfg, err := checkpoint.ParseConfig("config.json", files["config.json"]); err == nil {
+		m.Type, m.Context, m.Geometry = cfg.StringOr("model_type", ""), cfg.IntOr("max_position_embeddings", 0), models.GeometryOf(cfg)
+	}
+	return m
+}
+
+// findings are what only the command line knows to be wrong.
+func findings(v *config, hubErr error) []engine.Finding {
+	var list []engine.Finding
+	if hubErr != nil {
+		list = append(list, engine.Finding{Code: "hub", Level: engine.LevelProblem, Message: "models cannot be downloaded: " + hubErr.Error(), Fix: "correct the HF_ENDPOINT or --hub-ca that it names, then restart"})
+	}
+	if b := v.file.fault.Load(); b != nil {
+		list = append(list, engine.Finding{Code: "settings", Level: engine.LevelProblem, Message: "the settings file has an error, so the last good settings stay in use: " + b.Error(), Fix: "edit " + b.file + " at that line, or use `sparkbar config set`"})
+	}
+	if u := v.file.unknown.Load(); u != nil && len(*u) > 0 {
+		list = append(list, engine.Finding{Code: "unknown_settings", Level: engine.LevelAttention, Message: "the settings file has keys that mean nothing here: " + strings.Join(*u, ", "), Fix: "`sparkbar config get` lists the keys there are"})
+	}
+	if host := v.GetString("host"); host != "" && host != "localhost" && len(v.list("api-key")) == 0 && v.GetString("api-key-file") == "" {
+		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
+			list = append(list, engine.Finding{Code: "open", Level: engine.LevelProblem, Message: "the server listens on " + host + " without a key, so everybody in the network can use it", Fix: "set --api-key, or listen on 127.0.0.1"})
+		}
+	}
+	return list
+}
+
 // backendOf checks the backend flags once, before anything is loaded.
-func backendOf(v *viper.Viper) (func() (compute.Backend, error), error) {
+func backendOf(v *config) (func() (compute.Backend, error), error) {
 	switch name := v.GetString("backend"); name {
 	case "reference":
 		return func() (compute.Backend, error) { return compute.NewReference(), nil }, nil
@@ -119,8 +196,8 @@ func backendOf(v *viper.Viper) (func() (compute.Backend, error), error) {
 }
 
 // keys collects the API keys of flags, environment and file.
-func keys(v *viper.Viper) ([]string, error) {
-	list := v.GetStringSlice("api-key")
+func keys(v *config) ([]string, error) {
+	list := v.list("api-key")
 	if path := v.GetString("api-key-file"); path != "" {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -137,8 +214,29 @@ func keys(v *viper.Viper) ([]string, error) {
 	return out, nil
 }
 
+// follow applies edits of the settings file to a running engine: what requests
+// and loads begin with. A file with an error changes nothing.
+func (c *config) follow(ctx context.Context, eng *engine.Engine, log *slog.Logger) error {
+	return c.file.watch(ctx, func(err error) {
+		var now *config
+		if err == nil {
+			now, err = c.reread()
+		}
+		var load engine.LoadRequest
+		if err == nil {
+			load, err = loadRequest(now)
+		}
+		if err != nil {
+			log.Error("the settings file has an error; the last good settings stay in use", "error", err)
+			return
+		}
+		eng.Configure(live(now, load))
+		log.Info("settings read again", "file", c.file.path)
+	})
+}
+
 // serve listens, then loads, then answers until ctx ends.
-func serve(ctx context.Context, v *viper.Viper, stdout, stderr io.Writer) error {
+func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 	load, err := loadRequest(v)
 	if err != nil {
 		return err
@@ -165,11 +263,14 @@ func serve(ctx context.Context, v *viper.Viper, stdout, stderr io.Writer) error 
 	if err != nil {
 		return fmt.Errorf("cannot listen on %s: %w; stop the program that uses the port, or choose another with --port", address, err)
 	}
-	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.GetStringSlice("allow-host"), CORSOrigins: v.GetStringSlice("cors-origin"), Profile: profile(), Log: log})
+	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Log: log, Settings: v.file})
 	base := "http://" + ln.Addr().String()
 	fmt.Fprintf(stdout, "listening on %s   (OpenAI base_url: %s/v1, Anthropic base_url: %s)\n", base, base, base)
 	if len(apiKeys) > 0 {
 		fmt.Fprintln(stdout, "auth: a key is required (Authorization: Bearer ... or x-api-key)")
+	}
+	if err := v.follow(ctx, eng, log); err != nil {
+		log.Warn("changes of the settings file will not be noticed", "error", err)
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ctx, ln) }()

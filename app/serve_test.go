@@ -275,7 +275,7 @@ func TestBadModels(t *testing.T) {
 		{"unknown type", folder("type", edit("model_type", "llamma"), weights), 400, []string{`"llamma"`, `"llama"`}},
 		{"no type", folder("notype", edit("model_type", nil), weights), 400, []string{"model_type"}},
 		{"bad heads", folder("heads", edit("num_key_value_heads", 3), weights), 400, []string{"heads"}},
-		{"huge", folder("huge", edit("num_hidden_layers", 1<<40), weights), 400, []string{"model.layers.3."}},
+		{"huge", folder("huge", edit("num_hidden_layers", 1<<40), weights), 400, []string{"num_hidden_layers"}},
 		{"outside", t.TempDir(), 400, []string{"--model-root"}},
 	}
 	for _, c := range cases {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sparkbar/engine/machine"
@@ -19,6 +20,7 @@ type Engine struct {
 	stop    context.CancelFunc // ends the engine's own goroutines
 	own     sync.WaitGroup     // those
 
+	live  atomic.Pointer[Live]
 	loads sync.Mutex // one load or unload at a time
 
 	bandwidthOnce sync.Once
@@ -54,6 +56,7 @@ func New(o Options) *Engine {
 	o.defaults()
 	e := &Engine{opts: o, state: StateIdle, started: o.Now(), emptyLog: telemetry.NewLog(o.Now())}
 	e.queue.limit = o.QueueLimit
+	e.live.Store(&e.opts.Live)
 	var ctx context.Context
 	ctx, e.stop = context.WithCancel(context.Background())
 	if o.Catalogue != nil {
@@ -63,6 +66,14 @@ func New(o Options) *Engine {
 		e.own.Go(func() { e.watchMemory(ctx) })
 	}
 	return e
+}
+
+// Configure changes what may change while the engine runs. Requests and loads
+// that have begun keep what they began with.
+func (e *Engine) Configure(l Live) {
+	l.defaults()
+	e.live.Store(&l)
+	e.update(e.restIdle)
 }
 
 // Events is the stream of everything that happens: "state" with a Status,
@@ -100,7 +111,7 @@ func (e *Engine) Status() Status {
 
 func (e *Engine) statusLocked() Status {
 	s := Status{State: e.state, LastError: e.lastError, Version: e.opts.Version, StartedAt: e.started,
-		MaxTokensDefault: e.opts.DefaultMaxTokens, MaxTokensCap: e.opts.MaxTokensCap}
+		MaxTokensDefault: e.live.Load().DefaultMaxTokens, MaxTokensCap: e.live.Load().MaxTokensCap}
 	s.InFlight, s.Queued = e.queue.counts()
 	if e.model != nil {
 		info := e.model.info
@@ -159,9 +170,10 @@ func (e *Engine) await(ctx context.Context, r LoadRequest, trusted bool) (Status
 
 // complete lays a request over the settings that it leaves open.
 func (e *Engine) complete(r LoadRequest) LoadRequest {
-	base := e.opts.Base
-	if e.opts.ForModel != nil {
-		m := e.opts.ForModel(r.Model)
+	live := e.live.Load()
+	base := live.Base
+	if live.ForModel != nil {
+		m := live.ForModel(r.Model)
 		m.Model = r.Model
 		base = merge(base, m)
 	}

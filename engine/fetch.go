@@ -92,7 +92,7 @@ func request(id string) models.Request {
 // fetch downloads and tells how far it is.
 func (e *Engine) fetch(ctx context.Context, model string, what []models.Request, report func(State, LoadProgress)) ([]models.Snapshot, error) {
 	for _, q := range what {
-		if !strings.Contains(q.Repo, "/") { // a misspelt local name, not a repository
+		if strings.Count(q.Repo, "/") != 1 || strings.ContainsAny(q.Repo[:1], `/.~`) || strings.Contains(q.Repo, `\`) { // a local name or path, not a repository
 			_, err := e.opts.locate(q.Repo, "model")
 			return nil, err
 		}

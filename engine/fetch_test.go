@@ -93,7 +93,7 @@ func fetching(t *testing.T, h *hub, offline bool) *engine.Engine {
 		t.Fatal(err)
 	}
 	e := engine.New(engine.Options{Version: "test", Backend: func() (compute.Backend, error) { return compute.NewReference(), nil }, Downloader: d, Places: places,
-		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places}), Base: engine.LoadRequest{Warmup: ptr(false)}})
+		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places}), Live: engine.Live{Base: engine.LoadRequest{Warmup: ptr(false)}}})
 	t.Cleanup(func() { e.Close(context.Background()) })
 	return e
 }
@@ -211,7 +211,7 @@ func TestDownloadFails(t *testing.T) {
 	h := newHub(t, map[string]map[string][]byte{"me/qwen3-4b-demo": target, "org/odd": {"readme.md": []byte("x")}})
 	e := fetching(t, h, false)
 	ctx := context.Background()
-	for model, kind := range map[string]engine.ErrorKind{"org/none": engine.ErrModelNotFound, "nowhere": engine.ErrModelNotFound, "org/odd": engine.ErrInvalid, "a/b/c": engine.ErrInvalid, "../x": engine.ErrInvalid} {
+	for model, kind := range map[string]engine.ErrorKind{"org/none": engine.ErrModelNotFound, "nowhere": engine.ErrModelNotFound, "org/odd": engine.ErrInvalid, "a/b/c": engine.ErrModelNotFound, "../x": engine.ErrModelNotFound, "a/b--c": engine.ErrInvalid} {
 		if _, err := e.Load(ctx, engine.LoadRequest{Model: model}); kindOf(err) != kind {
 			t.Errorf("%s: %q %v", model, kindOf(err), err)
 		}

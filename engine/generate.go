@@ -135,9 +135,9 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	}
 	limit := req.MaxTokens
 	if limit <= 0 {
-		limit = e.opts.DefaultMaxTokens
+		limit = e.live.Load().DefaultMaxTokens
 	}
-	limit = max(1, min(limit, e.opts.MaxTokensCap, window-len(ids)))
+	limit = max(1, min(limit, e.live.Load().MaxTokensCap, window-len(ids)))
 	p := req.Sampling.Params
 	chain := func(dst *float64, def float64, values ...*float64) {
 		*dst = def
@@ -149,10 +149,10 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 		}
 	}
 	s, d := req.Sampling, l.defaults
-	chain(&p.Temperature, 0, s.Temperature, e.opts.Temperature, d.temperature)
-	chain(&p.TopP, 1, s.TopP, e.opts.TopP, d.topP)
+	chain(&p.Temperature, 0, s.Temperature, e.live.Load().Temperature, d.temperature)
+	chain(&p.TopP, 1, s.TopP, e.live.Load().TopP, d.topP)
 	chain(&p.MinP, p.MinP, s.MinP)
-	for _, k := range []*int{s.TopK, e.opts.TopK, d.topK} {
+	for _, k := range []*int{s.TopK, e.live.Load().TopK, d.topK} {
 		if k != nil {
 			p.TopK = *k
 			break

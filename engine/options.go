@@ -31,22 +31,8 @@ type Options struct {
 	// Downloader fetches what an explicit load names and this machine does not
 	// have; nil = nothing is fetched.
 	Downloader *models.Downloader
-	// NoModelSwitch keeps requests from loading another model by naming it.
-	NoModelSwitch bool
-	// IdleUnload frees the model after that long without a request; the next
-	// request loads it again. 0 = never.
-	IdleUnload time.Duration
-
-	DefaultMaxTokens int // 2048
-	MaxTokensCap     int // 32768
-	// Temperature, TopP and TopK are the server's defaults; nil = the model's.
-	Temperature, TopP *float64
-	TopK              *int
-
-	// Base holds the settings that every load starts from. ForModel, if set,
-	// gives those of one model, which are laid over it.
-	Base     LoadRequest
-	ForModel func(model string) LoadRequest
+	// Live are the settings that may change while the engine runs.
+	Live
 
 	// Memory reads the machine's memory; nil = no fit check, no guard.
 	Memory func() machine.Memory
@@ -70,6 +56,36 @@ type Options struct {
 	Now func() time.Time
 }
 
+// Live are settings that Engine.Configure changes. The zero value of a field
+// means its default.
+type Live struct {
+	// NoModelSwitch keeps requests from loading another model by naming it.
+	NoModelSwitch bool
+	// IdleUnload frees the model after that long without a request; the next
+	// request loads it again. 0 = never.
+	IdleUnload time.Duration
+
+	DefaultMaxTokens int // 2048
+	MaxTokensCap     int // 32768
+	// Temperature, TopP and TopK are the server's defaults; nil = the model's.
+	Temperature, TopP *float64
+	TopK              *int
+
+	// Base holds the settings that every load starts from. ForModel, if set,
+	// gives those of one model, which are laid over it.
+	Base     LoadRequest
+	ForModel func(model string) LoadRequest
+}
+
+func (l *Live) defaults() {
+	if l.DefaultMaxTokens <= 0 {
+		l.DefaultMaxTokens = 2048
+	}
+	if l.MaxTokensCap <= 0 {
+		l.MaxTokensCap = 32768
+	}
+}
+
 // Builtin is a model that is part of the program: the files of a target folder
 // and, if it has one, of its drafter's folder.
 type Builtin struct {
@@ -78,12 +94,7 @@ type Builtin struct {
 }
 
 func (o *Options) defaults() {
-	if o.DefaultMaxTokens <= 0 {
-		o.DefaultMaxTokens = 2048
-	}
-	if o.MaxTokensCap <= 0 {
-		o.MaxTokensCap = 32768
-	}
+	o.Live.defaults()
 	if o.QueueLimit <= 0 {
 		o.QueueLimit = 64
 	}

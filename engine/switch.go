@@ -75,7 +75,7 @@ func (e *Engine) wanted(name string) (*LoadRequest, error) {
 	var same *LoadRequest
 	present := e.model
 	for _, k := range slices.Backward(e.known) {
-		if same == nil && answersTo(k.Model, name) && !e.opts.NoModelSwitch {
+		if same == nil && answersTo(k.Model, name) && !e.live.Load().NoModelSwitch {
 			same = &k
 		}
 	}
@@ -87,7 +87,7 @@ func (e *Engine) wanted(name string) (*LoadRequest, error) {
 	if same != nil {
 		return same, nil
 	}
-	if !e.opts.NoModelSwitch {
+	if !e.live.Load().NoModelSwitch {
 		if _, ok := e.opts.Builtins[name]; ok {
 			return &LoadRequest{Model: name}, nil
 		}
@@ -259,9 +259,9 @@ func (e *Engine) restIdle() {
 		e.idle.Stop()
 		e.idle = nil
 	}
-	if e.opts.IdleUnload > 0 && e.model != nil && e.using == 0 && !e.closed {
+	if e.live.Load().IdleUnload > 0 && e.model != nil && e.using == 0 && !e.closed {
 		l := e.model
-		e.idle = time.AfterFunc(e.opts.IdleUnload, func() { e.sleep(l) })
+		e.idle = time.AfterFunc(e.live.Load().IdleUnload, func() { e.sleep(l) })
 	}
 }
 

@@ -48,7 +48,7 @@ func local(t testing.TB, change func(*engine.Options), ids ...string) *engine.En
 	}
 	o := engine.Options{Version: "test", ModelRoot: root, Backend: func() (compute.Backend, error) { return compute.NewReference(), nil },
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: models.Places{Folders: []string{root}}}),
-		Base:      engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)}}
+		Live:      engine.Live{Base: engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)}}}
 	if change != nil {
 		change(&o)
 	}
@@ -474,5 +474,35 @@ func TestRoofline(t *testing.T) {
 	if g := e.Gauges(); g == nil || g.Pages == 0 || len(g.Store.Tokens) != 1 {
 		b, _ := json.Marshal(g)
 		t.Errorf("%s", b)
+	}
+}
+
+// TestConfigure: changed settings hold for the next request and load, and those
+// of one model for its loads.
+func TestConfigure(t *testing.T) {
+	e := local(t, nil, "org/one", "org/two")
+	base := engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)}
+	e.Configure(engine.Live{Base: base, DefaultMaxTokens: 2, ForModel: func(id string) engine.LoadRequest {
+		if id == "org/two" {
+			return engine.LoadRequest{ContextWindow: ptr(300)}
+		}
+		return engine.LoadRequest{}
+	}})
+	for name, window := range map[string]int{"org/one": 0, "org/two": 300} {
+		r := short(name, "What is speculative decoding?")
+		r.MaxTokens = 0
+		if res := answer(t, e, r); len(res.Tokens) != 2 {
+			t.Errorf("%d tokens", len(res.Tokens))
+		}
+		if got := e.Status().Model.ContextWindow; window > 0 && got != window || window == 0 && got == 300 {
+			t.Errorf("%s: window %d, want %d", name, got, window)
+		}
+	}
+	e.Configure(engine.Live{Base: base, NoModelSwitch: true})
+	if err := e.Check("org/one"); e.Status().Model.ID == "two" && kindOf(err) != engine.ErrModelNotFound {
+		t.Errorf("%v", err)
+	}
+	if st := e.Status(); st.MaxTokensDefault != 2048 {
+		t.Errorf("%+v", st)
 	}
 }
