@@ -123,7 +123,7 @@ func (s *Server) race(c *gin.Context) *apiError {
 			return nil
 		}
 		t := res.Stats
-		done := raceArmDone{i, a.label(), a.Mode, a.Cap, len(res.Tokens), t.PrefillSeconds + t.DecodeSeconds, t.TokensPerSec, t.AcceptLen, t.TargetForwards, t.LookupRounds}
+		done := raceArmDone{i, a.label(), a.Mode, a.Cap, len(res.Tokens), math.Round(1000*(t.PrefillSeconds+t.DecodeSeconds)) / 1000, t.TokensPerSec, t.AcceptLen, t.TargetForwards, t.LookupRounds}
 		if out.event("arm_done", done) != nil {
 			return nil
 		}
