@@ -22,6 +22,7 @@ var allowed = map[string][]string{
 	"metalkern":                   {"engine/compute", "engine/layout"},
 	"packaging":                   {},
 	"packaging/mac":               {"packaging"},
+	"packaging/double":            {},
 	"engine":                      {"engine/arch", "engine/cache", "engine/calibrate", "engine/chat", "engine/chat/jinja", "engine/checkpoint", "engine/compute", "engine/decode", "engine/draft", "engine/layout", "engine/machine", "engine/models", "engine/sample", "engine/telemetry", "engine/tokenizer"},
 	"engine/layout":               {},
 	"engine/checkpoint":           {"engine/layout"},

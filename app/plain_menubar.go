@@ -68,11 +68,14 @@ func plain(serve *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	options := httpapi.Options{AllowedHosts: v.GetStringSlice("allow-host"), CORSOrigins: v.GetStringSlice("cors-origin"), Profile: profile()}
 	handler := func(keys []string) *httpapi.Server {
-		return httpapi.New(eng, httpapi.Options{Keys: keys, AllowedHosts: v.GetStringSlice("allow-host"), CORSOrigins: v.GetStringSlice("cors-origin"), Profile: profile(), Log: log})
+		o := options
+		o.Keys, o.Log = keys, log
+		return httpapi.New(eng, o)
 	}
 	net := &listeners{handler: handler, port: v.GetInt("port"), chosen: v.IsSet("port"), keys: apiKeys, secret: secret, hosts: networkHosts, log: log}
-	inside := handler(nil) // for the menu: never stops
+	inside := httpapi.New(eng, options) // for the menu: it never stops, asks for no key, and logs no refresh
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var ctl *menubar.Controller

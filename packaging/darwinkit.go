@@ -44,7 +44,7 @@ const SparkbarPatched = 1
 // darwinkitParts are the folders that the app uses: the messaging core. The
 // generated bindings of each framework are left out; they would more than
 // double the size of the program.
-var darwinkitParts = []string{"objc", "dispatch", "helper/action", "internal"}
+var darwinkitParts = []string{"objc", "internal"}
 
 // PatchDarwinkit writes a copy of the parts of darwinkit in src that the app
 // uses to the new folder dst, with the known memory faults repaired. It fails

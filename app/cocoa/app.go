@@ -10,7 +10,6 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/progrium/darwinkit/objc"
@@ -49,9 +48,10 @@ type App struct {
 	frame                          int
 	activity                       objc.Object
 
-	quitting atomic.Bool
-	mu       sync.Mutex
-	work     []func()
+	now, quitting bool
+
+	mu   sync.Mutex
+	work []func()
 }
 
 // current is the app of this process; callbacks of the system go to it.
@@ -72,8 +72,8 @@ func Run(o Options) {
 		a.application = send[objc.Object](class("NSApplication"), "sharedApplication")
 		send[bool](a.application, "setActivationPolicy:", policyAccessory)
 		send[objc.Void](a.application, "setDelegate:", delegate())
+		a.menu = o.Menu(a)
 	})
-	a.menu = o.Menu(a)
 	send[objc.Void](a.application, "run")
 }
 
@@ -226,20 +226,14 @@ func (a *App) icon(g menubar.Glyph) {
 	image.Release() // the button keeps it
 }
 
-// terminate is the system's question whether the app may end.
+// terminate is the system's question whether the app may end: later, when the
+// server has ended, but within the grace. Asked again, at once.
 func (a *App) terminate() int {
-	if a.quitting.Load() {
+	if a.quitting {
 		return terminateNow
 	}
-	a.end(false)
-	return terminateLater
-}
-
-// end ends the server, then the program, within the grace.
-func (a *App) end(now bool) {
-	if a.quitting.Swap(true) {
-		return
-	}
+	a.quitting = true
+	now := a.now
 	done := make(chan struct{})
 	go guarded("quit", func() {
 		defer close(done)
@@ -254,6 +248,7 @@ func (a *App) end(now bool) {
 		}
 		a.onMain(func() { send[objc.Void](a.application, "replyToApplicationShouldTerminate:", true) })
 	}()
+	return terminateLater
 }
 
 // show opens the dashboard at a screen.
@@ -427,9 +422,7 @@ func (a *App) Ask(d menubar.Dialog) {
 // Quit ends the program.
 func (a *App) Quit(now bool) {
 	a.onMain(func() {
-		if now {
-			a.end(true)
-		}
+		a.now = now
 		send[objc.Void](a.application, "terminate:", objc.Object{})
 	})
 }

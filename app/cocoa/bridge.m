@@ -74,21 +74,25 @@ void sparkbar_window_load(void *window, const char *url) {
 static BOOL bundled(void) { return [[NSBundle mainBundle] bundleIdentifier] != nil; }
 
 int sparkbar_login_status(void) {
-  if (!bundled()) return -1;
-  switch ([[SMAppService mainAppService] status]) {
-  case SMAppServiceStatusEnabled: return 1;
-  case SMAppServiceStatusRequiresApproval: return 2;
-  default: return 0;
+  @autoreleasepool {
+    if (!bundled()) return -1;
+    switch ([[SMAppService mainAppService] status]) {
+    case SMAppServiceStatusEnabled: return 1;
+    case SMAppServiceStatusRequiresApproval: return 2;
+    default: return 0;
+    }
   }
 }
 
 char *sparkbar_login_set(int on) {
-  if (!bundled()) return strdup("only the app can start at login, not a bare program");
-  NSError *error = nil;
-  BOOL done = on ? [[SMAppService mainAppService] registerAndReturnError:&error] : [[SMAppService mainAppService] unregisterAndReturnError:&error];
-  if (done) return NULL;
-  const char *why = [[error localizedDescription] UTF8String];
-  return strdup(why ? why : "macOS refused to change the login item");
+  @autoreleasepool {
+    if (!bundled()) return strdup("only the app can start at login, not a bare program");
+    NSError *error = nil;
+    BOOL done = on ? [[SMAppService mainAppService] registerAndReturnError:&error] : [[SMAppService mainAppService] unregisterAndReturnError:&error];
+    if (done) return NULL;
+    const char *why = [[error localizedDescription] UTF8String];
+    return strdup(why ? why : "macOS refused to change the login item");
+  }
 }
 
 void sparkbar_login_settings(void) { [SMAppService openSystemSettingsLoginItems]; }

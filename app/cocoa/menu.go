@@ -91,6 +91,7 @@ func (m *menu) add(it menubar.Item) {
 		r.object = send[objc.Object](send[objc.Object](class("NSMenuItem"), "alloc"), "initWithTitle:action:keyEquivalent:", it.Title, objc.Sel("click:"), it.Key)
 		send[objc.Void](r.object, "setTarget:", delegate())
 		send[objc.Void](r.object, "setTag:", r.tag)
+		send[objc.Void](r.object, "setIdentifier:", identifier(it))
 		if it.Alternate {
 			send[objc.Void](r.object, "setAlternate:", true)
 			send[objc.Void](r.object, "setKeyEquivalentModifierMask:", uint(modifiers(it)))
@@ -104,6 +105,14 @@ func (m *menu) add(it menubar.Item) {
 	r.set(it, true, m.tags)
 	send[objc.Void](m.object, "addItem:", r.object)
 	m.rows = append(m.rows, r)
+}
+
+// identifier names an item for tests and for assistive tools.
+func identifier(it menubar.Item) string {
+	if it.Arg == "" {
+		return it.ID
+	}
+	return it.ID + " " + it.Arg
 }
 
 // modifiers of an alternate item: option, and command where it has a key.

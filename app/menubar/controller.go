@@ -160,7 +160,7 @@ func (c *Controller) rhythm() (time.Duration, bool) {
 	switch {
 	case c.open:
 		return refresh, true
-	case c.state.Rate() > 0 || c.awake || c.state.Copied != "" || len(c.state.widest) > 1:
+	case c.state.Rate() > 0 || c.awake || c.state.Copied != "" || c.seen.Width > len([]rune(c.seen.Text)):
 		return RateCheck, true
 	}
 	return 0, false

@@ -3,13 +3,16 @@
 //	mac build ARCH    cross-compile and link for arm64 or amd64, on Linux
 //	mac check ARCH    prove that what was linked can start on a Mac
 //	mac bundle ARCH   the bundle, its signature and the disk image
+//	mac cask          the brew recipe for the disk images in dist/
 //	mac patch         the patched copy of darwinkit, for builds on a Mac
+//	mac prepare APP   the unsigned bundle around dist/sparkbar, on a Mac
 //
 // Results lie below dist/, caches below build/darwin. Never here: anything that
 // packaging has no test for; this file only strings its parts together.
 package main
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -36,12 +39,17 @@ func main() {
 }
 
 func run(args []string) error {
-	if len(args) == 1 && args[0] == "patch" {
+	switch {
+	case len(args) == 1 && args[0] == "patch":
 		_, err := patched()
 		return err
+	case len(args) == 1 && args[0] == "cask":
+		return cask()
+	case len(args) == 2 && args[0] == "prepare":
+		return packaging.Bundle(packaging.BundleOptions{Binary: filepath.Join("dist", "sparkbar"), Template: "Info.plist.tmpl", License: "LICENSE", Version: version(), Out: args[1]})
 	}
 	if len(args) != 2 || !slices.Contains([]string{"arm64", "amd64"}, args[1]) {
-		return errors.New("usage: mac build|check|bundle arm64|amd64, or mac patch")
+		return errors.New("usage: mac build|check|bundle arm64|amd64, mac cask, mac patch, or mac prepare APP")
 	}
 	switch args[0] {
 	case "build":
@@ -248,8 +256,7 @@ func bundle(arch string) error {
 	if err != nil {
 		return err
 	}
-	short, _ := packaging.Versions(v)
-	image := filepath.Join("dist", fmt.Sprintf("%s-%s-%s.dmg", packaging.AppName, short, arch))
+	image := image(arch)
 	if err := packaging.DiskImage(app, packaging.AppName, image); err != nil {
 		return err
 	}
@@ -259,4 +266,25 @@ func bundle(arch string) error {
 	}
 	fmt.Printf("%s: signed and verified; %s: %.1f MB\n", app, image, float64(info.Size())/1e6)
 	return nil
+}
+
+// image is the name of the disk image for arch.
+func image(arch string) string {
+	short, _ := packaging.Versions(version())
+	return filepath.Join("dist", fmt.Sprintf("%s-%s-%s.dmg", packaging.AppName, short, arch))
+}
+
+// cask writes the recipe by which brew installs the disk images.
+func cask() error {
+	short, _ := packaging.Versions(version())
+	sums := map[string]string{}
+	for _, arch := range []string{"arm64", "amd64"} {
+		b, err := os.ReadFile(image(arch))
+		if err != nil {
+			return fmt.Errorf("the disk image is missing; run mac bundle %s first: %w", arch, err)
+		}
+		sums[arch] = fmt.Sprintf("%x", sha256.Sum256(b))
+	}
+	out := filepath.Join("dist", "sparkbar.rb")
+	return os.WriteFile(out, []byte(packaging.Cask(short, sums["arm64"], sums["amd64"], minimum)), 0o644)
 }
