@@ -111,6 +111,19 @@ func (s *Server) adminLoad(c *gin.Context) *apiError {
 	return nil
 }
 
+// The answers of /admin/load/cancel.
+type (
+	cancelReply struct {
+		Cancelled bool    `json:"cancelled"`
+		Repo      *string `json:"repo"`
+		Cleanup   bool    `json:"cleanup"`
+	}
+	notCancelled struct {
+		Cancelled bool   `json:"cancelled"`
+		Reason    string `json:"reason"`
+	}
+)
+
 func (s *Server) adminLoadCancel(c *gin.Context) *apiError {
 	f, err := s.body(c)
 	if err != nil {
@@ -128,17 +141,10 @@ func (s *Server) adminLoadCancel(c *gin.Context) *apiError {
 	}
 	loading := s.engine.Status().Loading
 	if !s.engine.CancelLoad(cleanup) {
-		s.reply(c, http.StatusOK, struct {
-			Cancelled bool   `json:"cancelled"`
-			Reason    string `json:"reason"`
-		}{false, "no download in progress"})
+		s.reply(c, http.StatusOK, notCancelled{false, "no download in progress"})
 		return nil
 	}
-	answer := struct {
-		Cancelled bool    `json:"cancelled"`
-		Repo      *string `json:"repo"`
-		Cleanup   bool    `json:"cleanup"`
-	}{true, nil, cleanup}
+	answer := cancelReply{true, nil, cleanup}
 	if loading != nil {
 		answer.Repo = &loading.Model
 		if loading.Download != nil && loading.Download.Repo != "" {

@@ -335,14 +335,21 @@ type requestRow struct {
 	Seconds      float64 `json:"seconds"`
 }
 
+type requestList struct {
+	Requests []requestRow `json:"requests"`
+}
+
+type requestCancelled struct {
+	Cancelled bool   `json:"cancelled"`
+	ID        string `json:"id"`
+}
+
 func (s *Server) adminRequests(c *gin.Context) *apiError {
 	rows := []requestRow{}
 	for _, r := range s.engine.Requests() {
 		rows = append(rows, requestRow{r.ID, r.State, optional(r.Model), r.Client, r.PromptTokens, r.Tokens, tenths(time.Since(r.Since).Seconds())})
 	}
-	s.reply(c, http.StatusOK, struct {
-		Requests []requestRow `json:"requests"`
-	}{rows})
+	s.reply(c, http.StatusOK, requestList{rows})
 	return nil
 }
 
@@ -355,9 +362,6 @@ func (s *Server) adminCancelRequest(c *gin.Context) *apiError {
 		return &apiError{Status: http.StatusNotFound, Type: "not_found_error", Code: "request_not_found", Field: "id",
 			Message: "no request '" + shorten(id) + "' runs or waits; GET /admin/requests lists those that do"}
 	}
-	s.reply(c, http.StatusOK, struct {
-		Cancelled bool   `json:"cancelled"`
-		ID        string `json:"id"`
-	}{true, id})
+	s.reply(c, http.StatusOK, requestCancelled{true, id})
 	return nil
 }

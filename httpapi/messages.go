@@ -122,6 +122,11 @@ func (s *Server) messages(c *gin.Context) *apiError {
 	return nil
 }
 
+// tokenCount is an answer of /messages/count_tokens.
+type tokenCount struct {
+	InputTokens int `json:"input_tokens"`
+}
+
 func (s *Server) countTokens(c *gin.Context) *apiError {
 	f, model, err := s.open(c)
 	if err != nil {
@@ -135,9 +140,7 @@ func (s *Server) countTokens(c *gin.Context) *apiError {
 	if cerr != nil {
 		return s.failure(cerr)
 	}
-	s.reply(c, http.StatusOK, struct {
-		InputTokens int `json:"input_tokens"`
-	}{n})
+	s.reply(c, http.StatusOK, tokenCount{n})
 	return nil
 }
 

@@ -159,6 +159,8 @@ func (s *Server) routes() {
 	s.handle(http.MethodGet, "/calibration", s.calibration)
 	s.handle(http.MethodGet, "/doctor", s.doctor)
 
+	s.handle(http.MethodGet, "/openapi.json", s.openapi)
+
 	s.handle(http.MethodPost, "/admin/load", s.adminLoad)
 	s.handle(http.MethodPost, "/admin/load/cancel", s.adminLoadCancel)
 	s.handle(http.MethodPost, "/admin/unload", s.adminUnload)

@@ -1,0 +1,372 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+)
+
+// The description of all routes is made from the types that the handlers
+// answer with. What requests may hold is written down here, since handlers read
+// them key by key; a test sends every key with a wrong value.
+
+type schema map[string]any
+
+func kind(name string) schema { return schema{"type": name} }
+
+func nullable(s schema) schema {
+	out := maps.Clone(s)
+	switch t := s["type"].(type) {
+	case string:
+		out["type"] = []string{t, "null"}
+		return out
+	case []string:
+		return out
+	}
+	return schema{"anyOf": []schema{s, {"type": "null"}}}
+}
+
+func between(s schema, lo, hi float64) schema {
+	out := maps.Clone(s)
+	out["minimum"] = lo
+	if hi > lo {
+		out["maximum"] = hi
+	}
+	return out
+}
+
+func enum(list ...string) schema { return schema{"type": "string", "enum": list} }
+
+func list(s schema) schema { return schema{"type": "array", "items": s} }
+
+// open is an object whose keys this server does not decide.
+func open() schema { return schema{"type": "object", "additionalProperties": true} }
+
+// operation is one route.
+type operation struct {
+	method, path, summary string
+	query                 []string
+	request               schema // nil = no body
+	required              []string
+	response              any    // the type that is answered, nil = no body
+	stream                string // what a stream carries, "" = there is none
+}
+
+func (s *Server) operations() []operation {
+	var (
+		num, whole, truth, text = kind("number"), kind("integer"), kind("boolean"), kind("string")
+		texts                   = schema{"anyOf": []schema{text, list(text)}}
+		windows                 = between(whole, 0, 0)
+		sampling                = schema{"model": text, "temperature": between(num, 0, 0), "top_p": between(num, 0, 1), "min_p": between(num, 0, 1), "top_k": whole, "seed": whole,
+			"xtc_probability": between(num, 0, 1), "xtc_threshold": between(num, 0, 0.5), "repetition_penalty": between(num, 0, 0), "presence_penalty": num, "frequency_penalty": num,
+			"repetition_context_size": windows, "presence_context_size": windows, "frequency_context_size": windows, "logit_bias": schema{"type": "object", "additionalProperties": num},
+			"num_draft_tokens": windows, "stream": truth}
+		tokens = between(whole, 0, 0)
+		effort = enum("none", "minimal", "low", "medium", "high", "xhigh")
+		usage  = schema{"type": "object", "properties": schema{"include_usage": truth}}
+		format = schema{"type": "object", "properties": schema{"type": enum("text")}}
+		kwargs = open()
+		tools  = list(open())
+		choice = schema{"anyOf": []schema{text, open()}}
+	)
+	with := func(extra schema) schema {
+		out := maps.Clone(sampling)
+		maps.Copy(out, extra)
+		return out
+	}
+	load := schema{"model": text, "drafter": text, "mode": enum(loadModes...), "max_draft": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto")}}, "lookup_drafts": truth,
+		"confidence_threshold": between(num, 0, 1), "context_window": schema{"anyOf": []schema{{"const": 0}, between(whole, 1024, 10_000_000)}}, "kv_bits": schema{"enum": []int{0, 4, 8}},
+		"drafter_window": between(whole, 0, 0), "drafter_bits": schema{"enum": []int{0, 2, 3, 4, 5, 6, 8}}, "warmup": truth, "memory_guard": truth, "enable_thinking": truth,
+		"reasoning_effort": enum(effortLevels...), "small_m": truth, "sdpa_split": truth, "multirow_attn": truth, "cpu_split": between(num, 0, 1), "wait": truth}
+	arm := schema{"anyOf": []schema{text, {"type": "object", "required": []string{"mode"}, "properties": schema{"mode": text,
+		"cap": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto"), {"type": "null"}}}, "confidence": nullable(between(num, 0, 1))}}}}
+	messages := with(schema{"max_tokens": tokens, "stop_sequences": texts, "messages": list(open()), "system": schema{"anyOf": []schema{text, list(open())}},
+		"tools": tools, "tool_choice": open(), "thinking": open(), "output_config": open()})
+	return []operation{
+		{method: "POST", path: "/v1/chat/completions", summary: "Answer a conversation", required: []string{"messages"}, response: chatCompletion{}, stream: "chunks of the same object, then [DONE]",
+			request: with(schema{"messages": list(open()), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8), "logprobs": schema{"anyOf": []schema{truth, between(whole, 1, 10)}},
+				"top_logprobs": between(whole, 0, float64(s.profile.MaxTopLogprobs)), "stream_options": usage, "tools": tools, "tool_choice": choice, "enable_thinking": truth, "reasoning_effort": effort,
+				"chat_template_kwargs": kwargs, "role_mapping": schema{"type": "object", "additionalProperties": text}, "response_format": format})},
+		{method: "POST", path: "/v1/completions", summary: "Continue a text", required: []string{"prompt"}, response: textCompletion{}, stream: "chunks of the same object, then [DONE]",
+			request: with(schema{"prompt": schema{"anyOf": []schema{text, list(text), list(whole), list(list(whole))}}, "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8),
+				"logprobs": schema{"anyOf": []schema{truth, between(whole, 0, 20)}}, "stream_options": usage, "echo": truth, "response_format": format})},
+		{method: "POST", path: "/v1/messages", summary: "Answer a conversation, as Anthropic does", required: []string{"messages"}, response: anthropicMessage{}, stream: "Anthropic's events", request: messages},
+		{method: "POST", path: "/v1/messages/count_tokens", summary: "Count the tokens of a conversation", required: []string{"messages"}, response: tokenCount{}, request: messages},
+		{method: "POST", path: "/v1/responses", summary: "Answer, as OpenAI's Responses API does", required: []string{"input"}, response: responseObject{}, stream: "response.* events",
+			request: with(schema{"input": schema{"anyOf": []schema{text, list(open())}}, "instructions": text, "max_output_tokens": tokens, "max_tokens": tokens, "stop": texts, "tools": tools, "tool_choice": choice,
+				"reasoning": schema{"type": "object", "properties": schema{"effort": effort}}, "reasoning_effort": effort, "enable_thinking": truth, "chat_template_kwargs": kwargs, "text": open(),
+				"parallel_tool_calls": truth, "metadata": open()})},
+		{method: "GET", path: "/v1/models", summary: "List the models that a request can name", response: modelList{}},
+		{method: "GET", path: "/v1/models/{id}", summary: "One of them", response: modelEntry{}},
+
+		{method: "GET", path: "/health", summary: "How the server stands; needs no key", response: []any{ready{}, notReady{}}},
+		{method: "GET", path: "/metrics", summary: "Counters since the load; with Accept: text/plain in Prometheus' format", query: []string{"format"}, response: metricsReply{}},
+		{method: "GET", path: "/rounds", summary: "The latest rounds", query: []string{"limit"}, response: roundsReply{}},
+		{method: "GET", path: "/events", summary: "Rounds and prefill progress of the loaded model", stream: "round, prefill and stats events"},
+		{method: "GET", path: "/machine", summary: "The machine, and how well the model uses it", response: machineReply{}},
+		{method: "GET", path: "/calibration", summary: "What rounds cost here", response: calibrationReply{}},
+		{method: "GET", path: "/doctor", summary: "What is wrong here, each with its fix", response: doctorReply{}},
+
+		{method: "POST", path: "/admin/load", summary: "Load or swap the model, fetching it if need be", required: []string{"model"}, request: load, response: controlStatus{}},
+		{method: "POST", path: "/admin/load/cancel", summary: "Cancel the load", request: schema{"cleanup": truth}, response: []any{cancelReply{}, notCancelled{}}},
+		{method: "POST", path: "/admin/unload", summary: "Free the model", request: schema{}, response: controlStatus{}},
+		{method: "GET", path: "/admin/status", summary: "Where loading stands", response: controlStatus{}},
+		{method: "GET", path: "/admin/events", summary: "Everything that happens, across loads", stream: "state, round, prefill, request, pressure and models events"},
+		{method: "GET", path: "/admin/models", summary: "The models on this machine, and published ones", response: inventory{}},
+		{method: "POST", path: "/admin/race", summary: "Compare ways to run the loaded model", required: []string{"prompt"}, stream: "start, arm_start, token, arm_done, verdict, error and done events",
+			request: schema{"prompt": text, "arms": list(arm), "max_tokens": between(whole, 1, 0), "thinking": truth, "reasoning_effort": effort}},
+		{method: "GET", path: "/admin/requests", summary: "The requests under way", response: requestList{}},
+		{method: "POST", path: "/admin/requests/{id}/cancel", summary: "End one of them", request: schema{}, response: requestCancelled{}},
+		{method: "GET", path: "/admin/integrations", summary: "What client programs need", response: integrations{}},
+		{method: "GET", path: "/admin/settings", summary: "The settings in force", response: settingsReply{}},
+		{method: "PATCH", path: "/admin/settings", summary: "Change settings by dotted key; null takes one out", request: schema{"*": schema{}}, response: settingsReply{}},
+		{method: "GET", path: "/openapi.json", summary: "This description", response: openDocument{}},
+	}
+}
+
+// openDocument is the answer of /openapi.json itself.
+type openDocument struct {
+	OpenAPI    string         `json:"openapi"`
+	Info       map[string]any `json:"info"`
+	Paths      map[string]any `json:"paths"`
+	Components map[string]any `json:"components"`
+	Security   []any          `json:"security"`
+}
+
+// custom are the schemas of what a type alone does not tell, by type or by
+// type and field.
+var custom = map[string]schema{
+	"httpapi.orderedObject": {"type": "object", "properties": schema{"role": kind("string"), "content": nullable(kind("string")), "reasoning_content": kind("string"),
+		"reasoning": kind("string"), "tool_calls": list(refTo(chatToolCall{}))}, "additionalProperties": false},
+	"httpapi.textLogprobs.top_logprobs":    list(schema{"type": "object", "additionalProperties": kind("number")}),
+	"httpapi.openAIErrorBody.code":         {"type": []string{"integer", "string"}},
+	"httpapi.anthropicMessage.content":     list(schema{"oneOf": []schema{refTo(textBlock{}), refTo(thinkingBlock{}), refTo(toolUseBlock{})}}),
+	"httpapi.toolUseBlock.input":           open(),
+	"httpapi.responseObject.output":        list(schema{"oneOf": []schema{refTo(messageItem{}), refTo(reasoningItem{}), refTo(callItem{})}}),
+	"httpapi.responseObject.metadata":      open(),
+	"httpapi.responseObject.tools":         list(open()),
+	"httpapi.responseObject.tool_choice":   {"anyOf": []schema{kind("string"), open()}},
+	"httpapi.outputText.annotations":       list(open()),
+	"httpapi.outputText.logprobs":          list(open()),
+	"httpapi.metricsReply.auto_cap":        nullable(open()),
+	"httpapi.calibrationCosts.verify_ms":   curve,
+	"httpapi.calibrationCosts.drafter_ms":  curve,
+	"httpapi.calibrationCosts.verify_grid": {"type": "object", "additionalProperties": curve},
+	"httpapi.calibrationCosts.controller":  nullable(open()),
+	"httpapi.calibrationCosts.recommendation": {"type": "object", "properties": schema{"knee_width": kind("integer"), "dflash_full_block_viable": kind("boolean"), "recommend": kind("string")},
+		"required": []string{"knee_width", "dflash_full_block_viable", "recommend"}, "additionalProperties": false},
+	"httpapi.settingsReply.values":    open(),
+	"httpapi.openDocument.info":       open(),
+	"httpapi.openDocument.paths":      open(),
+	"httpapi.openDocument.components": open(),
+	"httpapi.openDocument.security":   list(open()),
+}
+
+// curve is a number, or numbers by width.
+var curve = schema{"anyOf": []schema{kind("number"), {"type": "object", "additionalProperties": kind("number")}}}
+
+func refTo(v any) schema { return schema{"$ref": "#/components/schemas/" + reflect.TypeOf(v).Name()} }
+
+// schemas collects the schemas of types.
+type schemas struct {
+	all     map[string]any
+	unknown []string // fields that nothing is known about; a test wants none
+}
+
+var marshaler = reflect.TypeFor[json.Marshaler]()
+
+// of returns the schema of a type, by reference where it has a name.
+func (c *schemas) of(t reflect.Type, where string) schema {
+	if s, ok := custom[where]; ok {
+		c.pull(s)
+		return s
+	}
+	if s, ok := custom[t.String()]; ok {
+		c.pull(s)
+		return s
+	}
+	if t.Kind() != reflect.Pointer && t.Implements(marshaler) && t.Kind() != reflect.Struct {
+		c.unknown = append(c.unknown, where)
+		return schema{}
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return nullable(c.of(t.Elem(), where))
+	case reflect.Bool:
+		return kind("boolean")
+	case reflect.String:
+		return kind("string")
+	case reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint64:
+		return kind("integer")
+	case reflect.Float64, reflect.Float32:
+		return kind("number")
+	case reflect.Slice, reflect.Array:
+		return list(c.of(t.Elem(), where+"[]"))
+	case reflect.Map:
+		return schema{"type": "object", "additionalProperties": c.of(t.Elem(), where+"{}")}
+	case reflect.Struct:
+		if t.Name() == "" {
+			return c.object(t)
+		}
+		if _, ok := c.all[t.Name()]; !ok {
+			c.all[t.Name()] = nil // it may contain itself
+			c.all[t.Name()] = c.object(t)
+		}
+		return schema{"$ref": "#/components/schemas/" + t.Name()}
+	}
+	c.unknown = append(c.unknown, where)
+	return schema{}
+}
+
+// pull makes sure that what a custom schema refers to is there.
+func (c *schemas) pull(s schema) {
+	text := string(encode(s))
+	for _, v := range []any{chatToolCall{}, textBlock{}, thinkingBlock{}, toolUseBlock{}, messageItem{}, reasoningItem{}, callItem{}} {
+		if strings.Contains(text, `"`+refTo(v)["$ref"].(string)+`"`) {
+			c.of(reflect.TypeOf(v), "")
+		}
+	}
+}
+
+// object is the schema of a struct's fields.
+func (c *schemas) object(t reflect.Type) schema {
+	properties, required := schema{}, []string{}
+	var add func(t reflect.Type, optional bool)
+	add = func(t reflect.Type, optional bool) {
+		for i := range t.NumField() {
+			f := t.Field(i)
+			tag, has := f.Tag.Lookup("json")
+			name, rest, _ := strings.Cut(tag, ",")
+			if f.Anonymous && !has {
+				inner := f.Type
+				if inner.Kind() == reflect.Pointer {
+					add(inner.Elem(), true)
+				} else {
+					add(inner, optional)
+				}
+				continue
+			}
+			if name == "-" || !f.IsExported() {
+				continue
+			}
+			properties[name] = c.of(f.Type, t.String()+"."+name)
+			if !optional && !strings.Contains(rest, "omitempty") {
+				required = append(required, name)
+			}
+		}
+	}
+	add(t, false)
+	slices.Sort(required)
+	s := schema{"type": "object", "properties": properties, "additionalProperties": false}
+	if len(required) > 0 {
+		s["required"] = required
+	}
+	return s
+}
+
+// describe makes the whole description.
+func (s *Server) describe() (openDocument, []string) {
+	c := &schemas{all: map[string]any{}}
+	failure := schema{"description": "What was wrong", "content": schema{"application/json": schema{"schema": schema{"anyOf": []schema{
+		c.of(reflect.TypeFor[openAIError](), ""), c.of(reflect.TypeFor[anthropicError](), ""), c.of(reflect.TypeFor[responsesError](), ""),
+		{"type": "object", "required": []string{"error"}, "properties": schema{"error": kind("string")}, "additionalProperties": false}}}}}}
+	paths := map[string]any{}
+	for _, op := range s.operations() {
+		content := schema{}
+		switch v := op.response.(type) {
+		case nil:
+		case []any:
+			var any []schema
+			for _, x := range v {
+				any = append(any, c.of(reflect.TypeOf(x), ""))
+			}
+			content["application/json"] = schema{"schema": schema{"anyOf": any}}
+		default:
+			content["application/json"] = schema{"schema": c.of(reflect.TypeOf(v), "")}
+		}
+		if op.stream != "" {
+			content["text/event-stream"] = schema{"schema": schema{"type": "string", "description": op.stream}}
+		}
+		if op.path == "/metrics" {
+			content["text/plain"] = schema{"schema": kind("string")}
+		}
+		status := "200"
+		o := schema{"summary": op.summary, "operationId": operationID(op), "responses": schema{status: schema{"description": "The answer", "content": content}, "default": failure}}
+		if op.path == "/admin/load" {
+			o["responses"].(schema)["202"] = schema{"description": "The load has begun", "content": content}
+		}
+		if op.path == "/health" {
+			o["security"] = []any{}
+		}
+		var parameters []schema
+		for part := range strings.SplitSeq(op.path, "/") {
+			if name, ok := strings.CutPrefix(part, "{"); ok {
+				parameters = append(parameters, schema{"name": strings.TrimSuffix(name, "}"), "in": "path", "required": true, "schema": kind("string")})
+			}
+		}
+		for _, q := range op.query {
+			parameters = append(parameters, schema{"name": q, "in": "query", "required": false, "schema": kind("string")})
+		}
+		if parameters != nil {
+			o["parameters"] = parameters
+		}
+		if op.request != nil {
+			body := schema{"type": "object", "properties": op.request, "additionalProperties": true} // unknown fields are ignored
+			if op.request["*"] != nil {
+				body = open()
+				body["minProperties"] = 1
+			} else {
+				// Absent and null are the same.
+				properties := schema{}
+				for key, v := range op.request {
+					properties[key] = v
+					if !slices.Contains(op.required, key) && !s.profile.RefuseNull[key] {
+						properties[key] = nullable(v.(schema))
+					}
+				}
+				body["properties"] = properties
+			}
+			if len(op.required) > 0 {
+				body["required"] = op.required
+			}
+			o["requestBody"] = schema{"required": len(op.required) > 0, "content": schema{"application/json": schema{"schema": body}}}
+		}
+		item, _ := paths[op.path].(schema)
+		if item == nil {
+			item = schema{}
+			paths[op.path] = item
+		}
+		item[strings.ToLower(op.method)] = o
+	}
+	security := []any{schema{"bearer": []string{}}, schema{"key": []string{}}}
+	if len(s.keys) == 0 {
+		security = append(security, schema{})
+	}
+	return openDocument{OpenAPI: "3.1.0", Info: map[string]any{"title": "Sparkbar", "version": s.engine.Status().Version}, Paths: paths, Security: security,
+		Components: map[string]any{"schemas": c.all, "securitySchemes": schema{"bearer": schema{"type": "http", "scheme": "bearer"}, "key": schema{"type": "apiKey", "in": "header", "name": "x-api-key"}}}}, c.unknown
+}
+
+func operationID(op operation) string {
+	var b strings.Builder
+	b.WriteString(strings.ToLower(op.method))
+	for _, r := range op.path {
+		switch {
+		case r == '/' || r == '.' || r == '_':
+			b.WriteByte('_')
+		case r != '{' && r != '}':
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+func (s *Server) openapi(c *gin.Context) *apiError {
+	doc, _ := s.describe()
+	s.reply(c, http.StatusOK, doc)
+	return nil
+}
