@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the public client libraries that clients_test.go points at the
+# Installs the public client libraries and agents that the tests point at the
 # server into OUT, in the versions and with the checksums of the lock files in
 # sdk/. Runs again only when one of them has changed. Needs Python 3.11 or
 # newer and Node 20 or newer.
