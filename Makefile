@@ -53,17 +53,20 @@ ZIGLANG := 0.17.1
 setup-cross:
 	test -x build/darwin/zig/bin/python || python3 -m venv build/darwin/zig
 	build/darwin/zig/bin/python -c 'import ziglang' 2>/dev/null || build/darwin/zig/bin/pip -q install ziglang==$(ZIGLANG)
-	command -v clang-19 xorrisofs >/dev/null && test -f /usr/include/Block.h -a -f /usr/include/GNUstep/Foundation/Foundation.h || \
+	command -v clang-19 >/dev/null && command -v xorrisofs >/dev/null && test -f /usr/include/Block.h -a -f /usr/include/GNUstep/Foundation/Foundation.h || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends clang-19 libffi-dev libgnustep-base-dev libblocksruntime-dev xorriso; }
 
 # The app for both kinds of Mac, on Linux. Caches: Go's build cache and
 # build/darwin; clean about four minutes of CPU an architecture, later seconds.
+# With RELEASES, the address below which the disk images will lie, it also writes
+# the recipe for brew.
+RELEASES ?=
 cross: setup-cross
 	$(GO) run ./packaging/mac build arm64
 	$(GO) run ./packaging/mac build amd64
 	$(GO) run ./packaging/mac bundle arm64
 	$(GO) run ./packaging/mac bundle amd64
-	$(GO) run ./packaging/mac cask
+	test -z '$(RELEASES)' || $(GO) run ./packaging/mac cask '$(RELEASES)'
 
 # The same on a Mac with Xcode's tools. SIGN is a Developer ID (default: ad hoc),
 # NOTARY a profile of notarytool (default: not notarised).

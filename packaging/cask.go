@@ -1,10 +1,14 @@
 package packaging
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
-// Cask is the recipe by which brew installs the app: the version, the sums of
-// the two disk images, and the oldest macOS ("14.0").
-func Cask(version, sumARM, sumIntel, minimum string) string {
+// Cask is the recipe by which brew installs the app: the address below which the
+// disk images lie, the version, their sums, and the oldest macOS ("14.0").
+func Cask(releases, version, sumARM, sumIntel, minimum string) string {
+	releases = strings.TrimRight(releases, "/")
 	name := map[string]string{"14.0": "sonoma", "15.0": "sequoia"}[minimum]
 	return fmt.Sprintf(`cask "sparkbar" do
   version "%s"
@@ -12,10 +16,10 @@ func Cask(version, sumARM, sumIntel, minimum string) string {
   sha256 arm:   "%s",
          intel: "%s"
 
-  url "https://github.com/sparkbar/sparkbar/releases/download/v#{version}/Sparkbar-#{version}-#{arch}.dmg"
+  url "%s/Sparkbar-#{version}-#{arch}.dmg"
   name "Sparkbar"
   desc "Private LLM endpoint with lossless speculative decoding"
-  homepage "https://github.com/sparkbar/sparkbar"
+  homepage "%s"
 
   depends_on macos: ">= :%s"
 
@@ -29,5 +33,5 @@ func Cask(version, sumARM, sumIntel, minimum string) string {
     "~/Library/Preferences/app.sparkbar.Sparkbar.plist",
   ]
 end
-`, version, sumARM, sumIntel, name)
+`, version, sumARM, sumIntel, releases, releases, name)
 }

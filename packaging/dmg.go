@@ -57,6 +57,9 @@ func DiskImage(app, volume, out string) error {
 	if err != nil {
 		return err
 	}
+	if again, err := unwrapImage(image); err != nil || !bytes.HasPrefix(again, disk) {
+		return fmt.Errorf("the disk image cannot be read again: %w", err)
+	}
 	return os.WriteFile(out, image, 0o644)
 }
 
@@ -171,8 +174,8 @@ func unwrapImage(b []byte) ([]byte, error) {
 		return nil, errors.New("the block table is damaged")
 	}
 	total := u64(table, 16) * sector
-	if total > 4<<30 {
-		return nil, errors.New("the disk is larger than 4 GB")
+	if total > 1<<30 {
+		return nil, errors.New("the disk is larger than 1 GB")
 	}
 	disk := make([]byte, total)
 	for r := table[blockHead:]; len(r) >= 40; r = r[40:] {

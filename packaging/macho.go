@@ -139,7 +139,11 @@ func (m *MachO) Unresolved(libs []Library, system map[string][]string) []Import 
 	}
 	var bad []Import
 	for _, i := range m.Imports {
-		if i.Library == "" || !has(i.Library, i.Symbol, 0) {
+		from := []string{i.Library}
+		if i.Library == "" {
+			from = m.Libraries
+		}
+		if !slices.ContainsFunc(from, func(lib string) bool { return has(lib, i.Symbol, 0) }) {
 			bad = append(bad, i)
 		}
 	}

@@ -3,7 +3,7 @@
 //	mac build ARCH    cross-compile and link for arm64 or amd64, on Linux
 //	mac check ARCH    prove that what was linked can start on a Mac
 //	mac bundle ARCH   the bundle, its signature and the disk image
-//	mac cask          the brew recipe for the disk images in dist/
+//	mac cask URL      the brew recipe for the disk images in dist/, to lie below URL
 //	mac patch         the patched copy of darwinkit, for builds on a Mac
 //	mac prepare APP   the unsigned bundle around dist/sparkbar, on a Mac
 //
@@ -43,13 +43,13 @@ func run(args []string) error {
 	case len(args) == 1 && args[0] == "patch":
 		_, err := patched()
 		return err
-	case len(args) == 1 && args[0] == "cask":
-		return cask()
+	case len(args) == 2 && args[0] == "cask":
+		return cask(args[1])
 	case len(args) == 2 && args[0] == "prepare":
 		return packaging.Bundle(packaging.BundleOptions{Binary: filepath.Join("dist", "sparkbar"), Template: "Info.plist.tmpl", License: "LICENSE", Version: version(), Out: args[1]})
 	}
 	if len(args) != 2 || !slices.Contains([]string{"arm64", "amd64"}, args[1]) {
-		return errors.New("usage: mac build|check|bundle arm64|amd64, mac cask, mac patch, or mac prepare APP")
+		return errors.New("usage: mac build|check|bundle arm64|amd64, mac cask URL, mac patch, or mac prepare APP")
 	}
 	switch args[0] {
 	case "build":
@@ -224,6 +224,8 @@ func check(arch string) error {
 	switch {
 	case len(bad) > 0:
 		return fmt.Errorf("%s would not start: %d imports are in no library", binary(arch), len(bad))
+	case slices.ContainsFunc(m.Imports, func(i packaging.Import) bool { return i.Library == "" }):
+		return fmt.Errorf("%s does not say which library each import comes from", binary(arch))
 	case m.Arch != arch:
 		return fmt.Errorf("%s is for %s", binary(arch), m.Arch)
 	case m.MinOS != minimum:
@@ -275,7 +277,7 @@ func image(arch string) string {
 }
 
 // cask writes the recipe by which brew installs the disk images.
-func cask() error {
+func cask(releases string) error {
 	short, _ := packaging.Versions(version())
 	sums := map[string]string{}
 	for _, arch := range []string{"arm64", "amd64"} {
@@ -286,5 +288,5 @@ func cask() error {
 		sums[arch] = fmt.Sprintf("%x", sha256.Sum256(b))
 	}
 	out := filepath.Join("dist", "sparkbar.rb")
-	return os.WriteFile(out, []byte(packaging.Cask(short, sums["arm64"], sums["amd64"], minimum)), 0o644)
+	return os.WriteFile(out, []byte(packaging.Cask(releases, short, sums["arm64"], sums["amd64"], minimum)), 0o644)
 }
