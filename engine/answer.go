@@ -18,6 +18,7 @@ type answer struct {
 	pending []Delta // of the present round; text pieces are joined
 	stream  *tokenizer.Stream
 	stop    *chat.Stopper
+	mlx     *mlxStop     // nil: stop is the rule
 	parser  *chat.Parser // nil: the text is passed on as it is
 
 	tokens    []Token
@@ -30,6 +31,9 @@ type answer struct {
 
 func newAnswer(l *loaded, req Request, prompt string, put func(Delta)) *answer {
 	a := &answer{l: l, req: req, put: put, stream: l.tok.Stream(false), stop: chat.NewStopper(req.Stop)}
+	if req.Prompt.MLXRules {
+		a.mlx = newMLXStop(req.Stop, func(s string) []int32 { return l.tok.Encode(s, false) })
+	}
 	if req.Reasoning || req.Tools {
 		var tools []any
 		if req.Tools {
@@ -58,6 +62,14 @@ func (a *answer) add(ts []decode.Token) (stop bool) {
 		if a.l.end[t.ID] {
 			a.ended = true
 			break
+		}
+		if a.mlx != nil {
+			if a.mlx.token(t.ID) { // the token's own text and what was held back are never shown
+				a.ended = true
+				break
+			}
+			a.pass(a.mlx.cut(a.stream.Add(t.ID)))
+			continue
 		}
 		safe, hit := a.stop.Feed(a.stream.Add(t.ID))
 		a.pass(safe)
@@ -146,7 +158,11 @@ func (a *answer) events(list []chat.Event) {
 
 // finish flushes what was held back and returns the whole answer.
 func (a *answer) finish() Result {
-	if a.stop.Matched() == "" {
+	switch {
+	case a.mlx != nil && !a.ended:
+		a.pass(a.mlx.cut(a.stream.Finish()) + a.mlx.held)
+	case a.mlx != nil:
+	case a.stop.Matched() == "":
 		safe, hit := a.stop.Feed(a.stream.Finish())
 		if !hit {
 			safe += a.stop.Flush()
@@ -160,8 +176,12 @@ func (a *answer) finish() Result {
 	a.flush()
 	r := Result{Text: a.text.String(), Reasoning: a.reasoning.String(), ToolCalls: a.calls, BrokenCalls: a.broken, Tokens: a.tokens,
 		FinishReason: FinishLength, StopString: a.stop.Matched()}
+	called := len(a.calls) > 0
+	if a.mlx != nil { // a block that was closed counts, whatever was in it
+		r.StopString, called = a.mlx.matched, a.ended && len(a.calls)+len(a.broken) > 0
+	}
 	switch {
-	case len(a.calls) > 0:
+	case called:
 		r.FinishReason = FinishToolCalls
 	case a.ended:
 		r.FinishReason = FinishStop

@@ -129,7 +129,7 @@ func (s *Server) chat(c *gin.Context) *apiError {
 	if err := thinking(req.Prompt.Kwargs, f.boolean("enable_thinking"), f.text("reasoning_effort")); err != nil {
 		f.fail(err)
 	}
-	req.MaxTokens = s.maxTokens(f, "max_tokens", "max_completion_tokens")
+	req.MaxTokens = s.maxTokens(f, "max_completion_tokens", "max_tokens")
 	req.Sampling = s.sampling(f)
 	req.Stop = f.texts("stop")
 	req.Logprobs, r.arrays = f.chatLogprobs()
@@ -229,7 +229,10 @@ func (r *chatRequest) object(name string) *chatCompletion {
 func (r *chatRequest) message(res engine.Result) orderedObject {
 	empty := strings.TrimSpace(res.Text) == ""
 	content := encode(res.Text)
-	if empty && len(res.ToolCalls) > 0 || res.Text == "" && r.s.profile.NullContent {
+	if r.s.profile.NullContent {
+		empty = res.Text == ""
+	}
+	if empty && (len(res.ToolCalls) > 0 || r.s.profile.NullContent) {
 		content = json.RawMessage("null")
 	}
 	m := orderedObject{{"role", encode("assistant")}, {"content", content}}

@@ -66,7 +66,7 @@ func (s *Server) completions(c *gin.Context) *apiError {
 	// That server reads thoughts and calls out of any text, and shows neither here.
 	req := engine.Request{Model: model.id, ID: r.id, Client: clientName(c.Request), Reasoning: s.profile.MLXRules, Tools: s.profile.MLXRules}
 	prompts := f.prompts()
-	req.MaxTokens = s.maxTokens(f, "max_tokens", "max_completion_tokens")
+	req.MaxTokens = s.maxTokens(f, "max_completion_tokens", "max_tokens")
 	req.Sampling = s.sampling(f)
 	req.Stop = f.texts("stop")
 	req.Logprobs = f.textLogprobs()
@@ -273,7 +273,7 @@ func runeStarts(b []byte) int {
 func (r *completionRequest) begin(*eventStream) error { return nil }
 
 func (r *completionRequest) delta(out *eventStream, index int, d engine.Delta) error {
-	choice := textChoice{Index: index, Text: d.Reasoning + d.Text}
+	choice := textChoice{Index: index, Text: d.Text}
 	if r.logprobs && len(d.Tokens) > 0 {
 		choice.Logprobs = r.tokens(index, d.Tokens)
 	}
