@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"sparkbar/httpapi/client"
+)
+
+// launch is a client program as it is to be started.
+type launch struct {
+	program string
+	args    []string
+	set     map[string]string
+	unset   []string
+}
+
+// claudeCommand and codexCommand start a client program for one session: only
+// the started process is configured, no file is written.
+func claudeCommand() *cobra.Command {
+	return launchCommand("claude", "Start Claude Code with the local model", func(c launchContext) launch {
+		return launch{program: "claude", set: c.step("claude-code", "env").Env, unset: []string{"ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX",
+			"CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_MANTLE", "CLAUDE_CODE_USE_ANTHROPIC_AWS"}}
+	})
+}
+
+func codexCommand() *cobra.Command {
+	return launchCommand("codex", "Start the Codex CLI with the local model", func(c launchContext) launch {
+		quote := func(s string) string { b, _ := json.Marshal(s); return string(b) } // JSON strings are TOML
+		args := []string{"-m", c.health.Model, "-c", "model_provider=" + product, "-c", "web_search=disabled"}
+		if w := c.health.ContextWindow; w > 0 {
+			args = append(args, "-c", fmt.Sprintf("model_context_window=%d", w))
+		}
+		args = append(args, "-c", fmt.Sprintf("model_providers.%s={name=%s,base_url=%s,wire_api=\"responses\",env_key=\"MLX_DSPARK_KEY\"}", product, quote(product), quote(c.url+"/v1")))
+		key := c.key
+		if key == "" {
+			key = product
+		}
+		return launch{program: "codex", args: args, set: map[string]string{"MLX_DSPARK_KEY": key}}
+	})
+}
+
+// launchContext is what is known about the server.
+type launchContext struct {
+	url, key string
+	health   client.Health
+	all      []client.Integration
+}
+
+// step is the step of a kind of an integration.
+func (c launchContext) step(id, kind string) client.SetupStep {
+	for _, x := range c.all {
+		for _, s := range x.Setup {
+			if x.ID == id && s.Kind == kind {
+				return s
+			}
+		}
+	}
+	return client.SetupStep{}
+}
+
+func launchCommand(name, short string, plan func(launchContext) launch) *cobra.Command {
+	cmd := &cobra.Command{Use: name + " [flags] [-- arguments of " + name + "]", Short: short, Args: cobra.ArbitraryArgs, RunE: func(cmd *cobra.Command, args []string) error {
+		v, err := bind(cmd)
+		if err != nil {
+			return err
+		}
+		c, err := reach(cmd.Context(), v.GetString("url"), v.GetString("api-key"))
+		if err != nil {
+			return &usageError{err}
+		}
+		l := plan(c)
+		l.args = append(l.args, args...)
+		if v.GetBool("print-env") {
+			l.print(cmd.OutOrStdout())
+			return nil
+		}
+		path, err := exec.LookPath(l.program)
+		if err != nil {
+			return &usageError{fmt.Errorf("%s is not on the PATH; install it, or see `sparkbar integrations`", l.program)}
+		}
+		return syscall.Exec(path, append([]string{l.program}, l.args...), l.environment(os.Environ()))
+	}}
+	f := cmd.Flags()
+	f.String("url", "http://127.0.0.1:8080", "the server")
+	f.String("api-key", "", "its API key")
+	f.Bool("print-env", false, "print the environment that would be set, and the arguments")
+	return cmd
+}
+
+// reach asks the server who it is, and whether it takes the key.
+func reach(ctx context.Context, url, key string) (launchContext, error) {
+	c, err := client.New(url, key)
+	if err != nil {
+		return launchContext{}, err
+	}
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	l := launchContext{url: strings.TrimRight(url, "/"), key: key}
+	if l.health, err = c.Health(ctx); err != nil {
+		return l, fmt.Errorf("no server at %s (%w); start one with `sparkbar serve`", url, err)
+	}
+	if l.health.Status != "ok" && l.health.Serving == "" {
+		return l, fmt.Errorf("the server at %s has no model (%s); load one with POST /admin/load", url, l.health.Status)
+	}
+	if l.all, err = c.Integrations(ctx); err != nil {
+		var e *client.Error
+		if errors.As(err, &e) && e.Status == 401 {
+			return l, fmt.Errorf("the server at %s does not take this key; give its own with --api-key", url)
+		}
+		return l, err
+	}
+	return l, nil
+}
+
+// environment is that of the parent, changed.
+func (l launch) environment(parent []string) []string {
+	out := slices.DeleteFunc(slices.Clone(parent), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		_, replaced := l.set[name]
+		return replaced || slices.Contains(l.unset, name)
+	})
+	for _, name := range sortedKeys(l.set) {
+		out = append(out, name+"="+l.set[name])
+	}
+	return out
+}
+
+func (l launch) print(out io.Writer) {
+	for _, name := range l.unset {
+		fmt.Fprintf(out, "unset %s\n", name)
+	}
+	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+	for _, name := range sortedKeys(l.set) {
+		fmt.Fprintf(out, "export %s=%s\n", name, quote(l.set[name]))
+	}
+	if len(l.args) > 0 {
+		words := []string{l.program}
+		for _, a := range l.args {
+			words = append(words, quote(a))
+		}
+		fmt.Fprintln(out, strings.Join(words, " "))
+	}
+}
