@@ -106,7 +106,7 @@ func TestPortTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
+	t.Cleanup(func() { taken.Close() }) // after the parallel parts
 	port := taken.Addr().(*net.TCPAddr).Port
 	t.Run("chosen", func(t *testing.T) {
 		t.Parallel()
@@ -172,4 +172,16 @@ func TestSingle(t *testing.T) {
 		t.Fatalf("%v %v", third, err)
 	}
 	end()
+}
+
+func TestNetworkHosts(t *testing.T) {
+	hosts, err := networkHosts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip == nil || ip.IsLoopback() || ip.IsLinkLocalUnicast() {
+			t.Errorf("%q is no address for others", h)
+		}
+	}
 }

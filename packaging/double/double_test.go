@@ -43,7 +43,7 @@ func tools(t *testing.T) (dir string, env []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	libs, err := packaging.Libraries(runtime.GOROOT())
+	libs, err := packaging.Libraries(goroot(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -444,4 +444,13 @@ func TestSession(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(home, "Sparkbar", "sparkbar.log")); err != nil || strings.Contains(string(b), "fault") {
 		t.Errorf("%v %s", err, b)
 	}
+}
+
+func goroot(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
 }
