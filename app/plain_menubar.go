@@ -42,11 +42,7 @@ func plain(serve *cobra.Command) error {
 	if !ok {
 		return &usageError{fmt.Errorf("--compat must be sparkbar or mlx-lm, got '%s'", v.GetString("compat"))}
 	}
-	config, err := os.UserConfigDir()
-	if err != nil {
-		return err
-	}
-	dir := filepath.Join(config, menubar.App)
+	dir := filepath.Dir(v.file.path)
 	shown := make(chan struct{}, 1)
 	first, release, err := single(dir, func() {
 		select {
@@ -68,7 +64,7 @@ func plain(serve *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	options := httpapi.Options{AllowedHosts: v.GetStringSlice("allow-host"), CORSOrigins: v.GetStringSlice("cors-origin"), Profile: profile()}
+	options := httpapi.Options{AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Settings: v.file}
 	handler := func(keys []string) *httpapi.Server {
 		o := options
 		o.Keys, o.Log = keys, log
@@ -78,6 +74,9 @@ func plain(serve *cobra.Command) error {
 	inside := httpapi.New(eng, options) // for the menu: it never stops, asks for no key, and logs no refresh
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	if err := v.follow(ctx, eng, log); err != nil {
+		log.Warn("changes of the settings file will not be noticed", "error", err)
+	}
 	var ctl *menubar.Controller
 	cocoa.Run(cocoa.Options{
 		Log: log, LogFile: logFile.Name(), Grace: 15 * time.Second,

@@ -28,9 +28,9 @@ type Options struct {
 	Quit func(now bool)
 	// Grace is how long Quit may take before the program ends all the same.
 	Grace time.Duration
-	// LogFile and ConfigFile are shown and opened on demand; "" = there is none.
-	LogFile, ConfigFile string
-	Log                 *slog.Logger
+	// LogFile is shown on demand; "" = there is none.
+	LogFile string
+	Log     *slog.Logger
 	// Woke is called after the computer has slept.
 	Woke func()
 }

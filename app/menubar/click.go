@@ -251,7 +251,10 @@ func dialogFit(e Effect, m LocalModel) *Dialog {
 	if f.SmallContext > 0 {
 		small := e
 		small.Load.Context = f.SmallContext
-		d.Text += fmt.Sprintf(" With %d tokens it needs %s GB.", f.SmallContext, gigabytes(f.SmallNeed))
+		d.Text += fmt.Sprintf(" With %d tokens it fits.", f.SmallContext)
+		if f.SmallNeed > 0 {
+			d.Text = strings.TrimSuffix(d.Text, "fits.") + "needs " + gigabytes(f.SmallNeed) + " GB."
+		}
 		d.Buttons = append(d.Buttons, Button{fmt.Sprintf("Load with %d Tokens", f.SmallContext), small})
 	}
 	d.Buttons = append(d.Buttons, Button{"Load Anyway", e}, cancelButton())

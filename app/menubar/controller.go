@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"reflect"
 	"sync"
 	"time"
@@ -95,8 +94,6 @@ type Controller struct {
 	idleAt time.Time // since when nothing runs
 	slowAt time.Time // of the last slow refresh
 	gone   bool      // the event stream is broken
-	bytes  int64     // of the download, when it was last measured
-	byteAt time.Time
 }
 
 // New returns a Controller. Run makes it live.
@@ -219,7 +216,6 @@ func (c *Controller) Apply(e Event) {
 	before := c.state
 	c.state = c.state.Apply(e, now)
 	title, text := notice(&before, &c.state)
-	c.measure(before.Download, now)
 	ask := Dialogs(e, c.state)
 	c.keepAwake(now)
 	changed := c.changedLocked()
@@ -249,28 +245,6 @@ func notice(before, after *State) (title, text string) {
 		return "Server unreachable", after.Server.Failure
 	}
 	return "", ""
-}
-
-// measure tells the speed of a download from its progress.
-func (c *Controller) measure(before *Transfer, now time.Time) {
-	d := c.state.Download
-	switch {
-	case d == nil:
-		c.byteAt = time.Time{}
-	case before == nil || before.Name != d.Name || c.byteAt.IsZero() || d.Done < c.bytes:
-		c.bytes, c.byteAt = d.Done, now
-	default:
-		dt := now.Sub(c.byteAt).Seconds()
-		if dt < 1 {
-			return
-		}
-		v := float64(d.Done-c.bytes) / dt
-		if d.Speed > 0 {
-			v = rateKeep*d.Speed + (1-rateKeep)*v
-		}
-		c.bytes, c.byteAt = d.Done, now
-		c.state = c.state.Apply(Speed(v), now)
-	}
 }
 
 // keepAwake holds the computer awake while it works, and a little longer.
@@ -350,44 +324,41 @@ func (c *Controller) tick(ctx context.Context) {
 	c.refresh(ctx, slow)
 }
 
-// refresh asks the server for what no event tells.
+// refresh asks the server for what no event tells. A route that the server
+// lacks leaves what is known and marks the feature as absent.
 func (c *Controller) refresh(ctx context.Context, slow bool) {
-	s := c.State()
+	s, api := c.State(), c.o.Client
 	has := s.Has
+	found := func(feature *bool, err error) bool {
+		if err == nil || client.Absent(err) {
+			*feature = err == nil
+		}
+		return err == nil
+	}
 	if slow || has.Requests {
-		list, ok, err := fetchRequests(ctx, c.o.Client)
-		if err == nil {
-			has.Requests = ok
-			if ok {
-				c.Apply(list)
-			}
+		if list, err := api.Requests(ctx); found(&has.Requests, err) {
+			c.Apply(RequestsSeen(list))
 		}
 	}
 	if slow {
-		if m, ok, err := fetchMachine(ctx, c.o.Client); err == nil {
-			if has.Machine = ok; ok {
-				c.Apply(m)
-			}
+		if m, err := fetchMachine(ctx, api); found(&has.Machine, err) {
+			c.Apply(m)
 		}
-		if m, ok, err := fetchModels(ctx, c.o.Client); err == nil {
-			if has.Models = ok; ok {
-				c.Apply(m)
-			}
+		pinned := []string{}
+		if v, err := api.Settings(ctx); found(&has.Settings, err) {
+			c.Apply(settingsOf(v, s.Settings))
+			pinned = pinnedOf(v)
 		}
-		if m, ok, err := fetchSettings(ctx, c.o.Client, s.Settings); err == nil {
-			if has.Settings = ok; ok {
-				c.Apply(m)
-			}
+		if v, err := api.Inventory(ctx); found(&has.Models, err) {
+			c.Apply(modelsOf(v, pinned))
 		}
-		if m, ok, err := fetchClients(ctx, c.o.Client, s.Clients); err == nil {
-			if has.Integrations = ok; ok {
-				c.Apply(m)
-			}
+		if v, err := api.Integrations(ctx); found(&has.Integrations, err) {
+			c.Apply(clientsOf(v, s.Clients))
 		}
-		if ok, err := hasRoute(ctx, c.o.Client, "/admin/race"); err == nil {
+		if ok, err := hasRoute(ctx, api, "/admin/race"); err == nil {
 			has.Race = ok
 		}
-		if ok, err := hasRoute(ctx, c.o.Client, "/doctor"); err == nil {
+		if ok, err := hasRoute(ctx, api, "/doctor"); err == nil {
 			has.Doctor = ok
 		}
 		c.Apply(LoginSeen(c.o.Host.Login()))
@@ -503,7 +474,7 @@ func (c *Controller) Do(ctx context.Context, e Effect) error {
 		if e.Arg == "" {
 			return c.stopRequests(ctx)
 		}
-		return api.Call(ctx, http.MethodPost, "/admin/requests/"+url.PathEscape(e.Arg)+"/cancel", struct{}{}, nil)
+		return api.CancelRequest(ctx, e.Arg)
 	case VerbPin, VerbUnpin:
 		return c.pin(ctx, e.Arg, e.Do == VerbPin)
 	case VerbRace:
@@ -593,7 +564,7 @@ func (c *Controller) quiet(ctx context.Context) error {
 // stopRequests cancels every request.
 func (c *Controller) stopRequests(ctx context.Context) error {
 	for _, r := range c.State().Requests {
-		err := c.o.Client.Call(ctx, http.MethodPost, "/admin/requests/"+url.PathEscape(r.ID)+"/cancel", struct{}{}, nil)
+		err := c.o.Client.CancelRequest(ctx, r.ID)
 		var e *client.Error
 		if errors.As(err, &e) && e.Status == http.StatusNotFound && !client.Absent(err) {
 			continue // it has ended meanwhile

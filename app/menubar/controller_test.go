@@ -113,12 +113,12 @@ func newAPI() *fakeAPI {
 		"POST /admin/load": `{"ready":true}`, "POST /admin/load/cancel": `{"cancelled":true}`, "POST /admin/unload": `{}`,
 		"GET /admin/requests":            `{"requests":[{"id":"r1","state":"running","prompt_tokens":5,"client":"codex"}]}`,
 		"POST /admin/requests/r1/cancel": `{}`,
-		"GET /machine":                   `{"memory":{"total_bytes":17179869184,"pressure":"warn","swap_used_bytes":1073741824},"roofline":{"at_zero":{"ceiling_tps":33}},"guard":{"last_shed":{"action":"cleared the prefix cache","freed_bytes":1073741824}}}`,
-		"GET /admin/models":              `{"installed":[{"repo":"org/a","path":"/m/a","size_bytes":1073741824,"kind":"model","source":"cache","registry_id":"a"},{"repo":"org/b","kind":"model","source":"lmstudio","complete":false,"fit":{"verdict":"too_big","need_bytes":9,"max_context":1024}}],"models":[{"id":"a","dspark_drafter":"org/a-dspark","drafter_installed":false}]}`,
+		"GET /machine":                   `{"memory":{"total_bytes":17179869184,"pressure":"warn","swap_used_bytes":1073741824},"roofline":{"at_last_request":{"ceiling_tps":33}},"guard":{"last_shed":{"action":"cleared the prefix cache","freed_bytes":1073741824}}}`,
+		"GET /admin/models":              `{"installed":[{"repo":"org/a","path":"/m/a","size_bytes":1073741824,"kind":"model","source":"cache","complete":true,"registry_id":"a"},{"repo":"org/b","kind":"model","source":"lmstudio","complete":false,"fit":{"verdict":"too_big","need_bytes":9,"max_context":1024}}],"models":[{"id":"a","mode":"dspark","drafter_installed":false}]}`,
 		"GET /admin/settings":            `{"values":{"ui.detail":"developer","menubar.text":"rate+accept","menubar.ribbon":false,"model.pinned":["org/z"]}}`,
 		"PATCH /admin/settings":          `{}`,
-		"GET /admin/integrations":        `{"integrations":[{"id":"codex","name":"Codex","installed":true,"setup":[{"kind":"file"},{"kind":"command","command":"codex --profile sparkbar"}]}]}`,
-		"GET /doctor":                    `{"ok":false,"problems":["The disk is full."],"self_test":{"ok":true,"kernels":31}}`,
+		"GET /admin/integrations":        `{"integrations":[{"id":"codex","name":"Codex","setup":[{"kind":"file"},{"kind":"command","command":"codex --profile sparkbar"}]}]}`,
+		"GET /doctor":                    `{"ok":false,"findings":[{"code":"disk","level":"problem","message":"The disk is full.","fix":"remove models"}]}`,
 	}}
 }
 
@@ -292,7 +292,7 @@ func TestActions(t *testing.T) {
 			{"decoding.thinking", "", -1, []string{`POST /admin/load {"model":"org/tiny-chat-4bit","mode":"dspark","enable_thinking":false}`}, nil},
 			{"address", "", -1, nil, []string{"copy http://127.0.0.1:8080"}},
 			{"copy.anthropic", "", -1, nil, []string{"copy http://127.0.0.1:8080"}},
-			{"race", "", 0, []string{`POST /admin/race {"max_tokens":120,"prompt":"Count from one to thirty in words."}`}, nil},
+			{"race", "", 0, []string{`POST /admin/race {"prompt":"Count from one to thirty in words.","max_tokens":120}`}, nil},
 			{"check", "", 1, []string{"GET /doctor"}, []string{"open lab/machine"}},
 			{"login", "", -1, nil, []string{"login true"}},
 			{"dashboard", "", -1, nil, []string{"open "}},
@@ -414,7 +414,7 @@ func TestLostAndFound(t *testing.T) {
 			t.Errorf("%s after the server came back", s.Phase())
 		}
 		for i := range 4 {
-			b, _ := json.Marshal(map[string]any{"status": "loading", "download": map[string]any{"repo": "org/x", "bytes_done": i * 100e6, "bytes_total": 1000e6}})
+			b, _ := json.Marshal(map[string]any{"status": "loading", "download": map[string]any{"repo": "org/x", "bytes_done": i * 100e6, "bytes_total": 1000e6, "bytes_per_second": 50e6}})
 			api.events <- "state " + string(b)
 			synctest.Wait()
 			time.Sleep(2 * time.Second)

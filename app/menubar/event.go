@@ -58,14 +58,7 @@ func (s *State) settle() {
 }
 
 // HealthSeen is an answer of GET /health or a state event.
-type HealthSeen struct {
-	client.Health
-	Download *struct {
-		Repo       string `json:"repo"`
-		BytesDone  int64  `json:"bytes_done"`
-		BytesTotal int64  `json:"bytes_total"`
-	} `json:"download"`
-}
+type HealthSeen struct{ client.Health }
 
 func (e HealthSeen) apply(s *State) {
 	before := s.serving()
@@ -73,37 +66,13 @@ func (e HealthSeen) apply(s *State) {
 	if e.Health.Error != "" {
 		s.LoadError = e.Health.Error
 	}
-	switch d := e.Download; {
-	case d != nil:
-		s.Download = s.Download.next(d.Repo, d.BytesDone, d.BytesTotal)
-	case e.State == "downloading" && e.Progress != nil:
-		s.Download = s.Download.next(e.Progress.Model, e.Progress.BytesDone, e.Progress.BytesTotal)
-	default:
-		s.Download = nil
+	s.Download = nil
+	if d := e.Health.Download; d != nil {
+		s.Download = &Transfer{Name: d.Repo, Done: max(d.BytesDone, 0), Total: max(d.BytesTotal, 0), Speed: max(d.BytesPerSecond, 0)}
 	}
 	if s.serving() != before { // the rounds of another model say nothing about this one
 		s.Ribbon, s.accept, s.rate = nil, 0, rate{}
 		s.spoke = time.Time{}
-	}
-}
-
-// next keeps the speed that was measured for the same download.
-func (t *Transfer) next(name string, done, total int64) *Transfer {
-	n := &Transfer{Name: name, Done: max(done, 0), Total: max(total, 0)}
-	if t != nil && t.Name == name {
-		n.Speed = t.Speed
-	}
-	return n
-}
-
-// Speed is the measured speed of the download in bytes per second.
-type Speed float64
-
-func (e Speed) apply(s *State) {
-	if s.Download != nil && e >= 0 {
-		d := *s.Download
-		d.Speed = float64(e)
-		s.Download = &d
 	}
 }
 
@@ -203,15 +172,16 @@ func (e RequestSeen) apply(s *State) {
 }
 
 // RequestsSeen is the list of all requests, from GET /admin/requests.
-type RequestsSeen []RequestSeen
+type RequestsSeen []client.Request
 
 func (e RequestsSeen) apply(s *State) {
 	s.Requests = slices.DeleteFunc(s.Requests, func(r Request) bool {
-		return !slices.ContainsFunc(e, func(x RequestSeen) bool { return x.ID == r.ID && (x.State == "queued" || x.State == "running") })
+		return !slices.ContainsFunc(e, func(x client.Request) bool { return x.ID == r.ID })
 	})
 	for _, r := range e {
-		if r.State == "queued" || r.State == "running" {
-			r.apply(s)
+		RequestSeen{ID: r.ID, State: r.State, Prompt: r.PromptTokens, Client: r.Client}.apply(s)
+		if i := slices.IndexFunc(s.Requests, func(x Request) bool { return x.ID == r.ID }); i >= 0 {
+			s.Requests[i].Out = max(s.Requests[i].Out, r.Tokens)
 		}
 	}
 }

@@ -82,7 +82,7 @@ func inPhase(t testing.TB, p Phase) State {
 	case Asleep:
 		s = play(s, health(t, `{"status":"no_model","state":"asleep"}`))
 	case Downloading:
-		s = play(s, loading("downloading", "loading", `,"download":{"repo":"org/`+fixtureNext+`","bytes_done":2147483648,"bytes_total":8589934592}`), Speed(53687091.2))
+		s = play(s, loading("downloading", "loading", `,"download":{"repo":"org/`+fixtureNext+`","bytes_done":2147483648,"bytes_total":8589934592,"bytes_per_second":53687091.2}`))
 	case Loading:
 		s = play(s, loading("loading", "loading", ""))
 	case WarmingUp:

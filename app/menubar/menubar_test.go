@@ -303,11 +303,7 @@ func anyEvent(r *rand.Rand) Event {
 			h.Warnings = append(h.Warnings, client.Warning{Level: "problem", Message: text(), Action: text()})
 		}
 		if r.IntN(3) == 0 {
-			h.Download = &struct {
-				Repo       string `json:"repo"`
-				BytesDone  int64  `json:"bytes_done"`
-				BytesTotal int64  `json:"bytes_total"`
-			}{text(), int64(n()), int64(n())}
+			h.Download = &client.Download{Repo: text(), BytesDone: int64(n()), BytesTotal: int64(n()), BytesPerSecond: float64(n())}
 		}
 		return h
 	case 3, 4, 5:
@@ -317,7 +313,7 @@ func anyEvent(r *rand.Rand) Event {
 	case 8, 9:
 		return RequestSeen{ID: id(), State: []string{"queued", "running", "done", "failed", "odd"}[r.IntN(5)], Prompt: n(), Client: text()}
 	case 10:
-		return RequestsSeen{{ID: id(), State: "running"}, {ID: id(), State: "queued"}}
+		return RequestsSeen{{ID: id(), State: "running", Tokens: n()}, {ID: id(), State: "queued"}}
 	case 11:
 		return Tick{}
 	case 12:

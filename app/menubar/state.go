@@ -97,7 +97,7 @@ type Fit struct {
 	Need, Available int64 // bytes
 	Context         int   // tokens that Need holds room for
 	SmallContext    int   // tokens that would fit, 0 = none
-	SmallNeed       int64
+	SmallNeed       int64 // 0 = unknown
 }
 
 // Request is a generation that the server is busy with.
