@@ -3,6 +3,7 @@ package double
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -418,14 +420,54 @@ func TestSession(t *testing.T) {
 	a.click("server")
 	a.untilTitle("headline", "demo · ready")
 
+	a.say("open", nil)
+	a.until("the server has a race", func() bool { return a.find("race").Enabled })
+	a.click("race")
+	a.dialog("Identical output", 0)
+	a.click("check")
+	a.dialog("This machine", 0)
+	a.click("model.pin demo")
+	a.until("the model is pinned", func() bool { return a.find("model.pin demo").State == 1 })
+
 	a.click("unload")
 	a.untilTitle("headline", "No model loaded")
 	a.click("reload")
 	a.untilTitle("headline", "demo · ready")
 
-	// With a request running, quitting asks first.
+	// With requests running, quitting asks first, and each can be stopped. Two
+	// clients ask on and on, since the demo is quick.
 	base = a.find("address").Title
-	go http.Post(base+"/v1/chat/completions", "application/json", strings.NewReader(`{"messages":[{"role":"user","content":"What is speculative decoding?"}],"max_tokens":2000}`))
+	var stopped atomic.Int32
+	ask, enough := context.WithCancel(t.Context())
+	defer enough()
+	for range 2 {
+		go func() {
+			for ask.Err() == nil {
+				resp, err := http.Post(base+"/v1/chat/completions", "application/json", strings.NewReader(`{"messages":[{"role":"user","content":"Count."}],"max_tokens":1500,"logit_bias":{"0":-100,"2":-100}}`))
+				if err != nil {
+					return
+				}
+				resp.Body.Close()
+				if resp.StatusCode != http.StatusOK {
+					stopped.Add(1)
+				}
+			}
+		}()
+	}
+	a.untilTitle("requests", "running")
+	a.click("quit")
+	a.dialog("running", 2) // not now
+	a.until("a request was stopped", func() bool {
+		for _, r := range a.find("requests").Items {
+			var ended struct{ Clicked, Error string } // it may have ended by itself
+			if len(r.Items) == 1 {
+				a.say("click "+r.Items[0].ID, &ended)
+			}
+		}
+		return stopped.Load() > 0
+	})
+	enough()
+	a.untilTitle("headline", "demo · ready")
 	a.say("close", nil)
 	a.click("quit_now")
 	var end struct{ Terminated bool }
@@ -441,7 +483,7 @@ func TestSession(t *testing.T) {
 			break
 		}
 	}
-	if b, err := os.ReadFile(filepath.Join(home, "Sparkbar", "sparkbar.log")); err != nil || strings.Contains(string(b), "fault") {
+	if b, err := os.ReadFile(filepath.Join(home, "sparkbar", "sparkbar.log")); err != nil || strings.Contains(string(b), "fault") {
 		t.Errorf("%v %s", err, b)
 	}
 }
