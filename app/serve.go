@@ -93,7 +93,7 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 		return nil, err
 	}
 	places, hub, hubErr := storage(v)
-	o := engine.Options{Version: version, Backend: backend, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter}}, ModelRoot: root,
+	o := engine.Options{Version: version, Backend: backend, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
 		Live: live(v, load), QueueLimit: v.GetInt("queue-limit"), Slots: slots, Memory: machine.ReadMemory, Chip: machine.ReadChip(),
 		Findings: func() []engine.Finding { return findings(v, hubErr) }}

@@ -60,7 +60,7 @@ func backendFactories() map[string]backendFactory {
 
 func demoBuiltins() map[string]engine.Builtin {
 	target, drafter := resources.Demo()
-	return map[string]engine.Builtin{"demo": {Target: target, Drafter: drafter}}
+	return map[string]engine.Builtin{"demo": {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}
 }
 
 // demoEngine is an engine with the demo loaded.
@@ -116,6 +116,8 @@ func TestDemoAnswers(t *testing.T) {
 		{"dspark", engine.LoadRequest{Mode: "dspark", LookupDrafts: ptr(false)}},
 		{"dspark_cap4", engine.LoadRequest{Mode: "dspark", LookupDrafts: ptr(false), MaxDraft: ptr(4)}},
 		{"dspark_hybrid", engine.LoadRequest{Mode: "dspark", LookupDrafts: ptr(true)}},
+		{"dflash", engine.LoadRequest{Mode: "dflash", LookupDrafts: ptr(false)}},
+		{"dflash_cap4", engine.LoadRequest{Mode: "dflash", LookupDrafts: ptr(false), MaxDraft: ptr(4)}},
 		{"dspark_auto", engine.LoadRequest{Mode: "dspark", LookupDrafts: ptr(false), MaxDraft: ptr(0)}},
 		{"dspark_conf_0.5", engine.LoadRequest{Mode: "dspark", LookupDrafts: ptr(false), ConfidenceThreshold: ptr(0.5)}},
 	}

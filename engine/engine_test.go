@@ -43,7 +43,7 @@ func answer(t *testing.T, e *engine.Engine, r engine.Request) engine.Result {
 // block cut the answer exactly where plain decoding cuts it.
 func TestLimitsAreExact(t *testing.T) {
 	plain, _ := demoEngine(t, reference, engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)})
-	for _, load := range []engine.LoadRequest{{Mode: "dspark"}, {Mode: "lookup"}, {Mode: "dspark", ConfidenceThreshold: ptr(0.5)}} {
+	for _, load := range []engine.LoadRequest{{Mode: "dspark"}, {Mode: "dflash"}, {Mode: "lookup"}, {Mode: "dspark", ConfidenceThreshold: ptr(0.5)}} {
 		load.Warmup = ptr(false)
 		spec, _ := demoEngine(t, reference, load)
 		for _, stop := range [][]string{nil, {"drafter"}, {" tokens ahead"}, {"a", "guess"}, {"nowhere in the text"}} {
@@ -79,7 +79,7 @@ func TestPenaltiesInEveryMode(t *testing.T) {
 	request := engine.Request{ID: "r", Prompt: message("Tell me a story"), MaxTokens: 40, Logprobs: -1}
 	base := answer(t, plain, request).Text
 	params := []sample.Params{{PresencePenalty: 2}, {FrequencyPenalty: 1.5}, {RepetitionPenalty: 1.6}, {RepetitionPenalty: 1.6, RepetitionContextSize: ptr(8)}, {LogitBias: map[int32]float64{300: 30}}}
-	for _, mode := range []string{"dspark", "lookup"} {
+	for _, mode := range []string{"dspark", "dflash", "lookup"} {
 		spec, _ := demoEngine(t, reference, engine.LoadRequest{Mode: mode, Warmup: ptr(false)})
 		for i, p := range params {
 			r := request
@@ -168,8 +168,8 @@ func TestStates(t *testing.T) {
 			break
 		}
 	}
-	if _, err := e.LoadFrom(ctx, engine.LoadRequest{Model: "demo", Mode: "dflash"}); err == nil {
-		t.Error("mode dflash needs a drafter that the demo does not have")
+	if _, err := e.LoadFrom(ctx, engine.LoadRequest{Model: "demo", Mode: "draft"}); err == nil {
+		t.Error("mode draft needs a drafter that the demo does not have")
 	}
 	if after := e.Status().Model; after == nil || *after != *before || e.Status().State != engine.StateReady {
 		t.Errorf("a failed swap left %+v", e.Status())
@@ -267,7 +267,7 @@ func TestCancelWithinARound(t *testing.T) {
 // TestPrefixReuse: a conversation that goes on reuses what was read before, and
 // its answer is the one of a cold start.
 func TestPrefixReuse(t *testing.T) {
-	for _, mode := range []string{"dspark", "lookup", "baseline"} {
+	for _, mode := range []string{"dspark", "dflash", "lookup", "baseline"} {
 		warm, _ := demoEngine(t, reference, engine.LoadRequest{Mode: mode, Warmup: ptr(false)})
 		turns := []map[string]string{{"role": "user", "content": "What is speculative decoding?"}}
 		for i := range 3 {

@@ -20,8 +20,8 @@ func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report fun
 	o, r := &e.opts, p.request
 	auto := r.Mode == "" || r.Mode == "auto"
 	choice := models.Choice{Target: r.Model, Drafter: r.Drafter}
-	if b, ok := o.Builtins[r.Model]; ok && b.Drafter != nil && r.Drafter == "" && (auto || r.Mode == "dspark") {
-		p.drafter, p.mode = &source{id: r.Model + "-drafter", builtin: b.Drafter}, "dspark"
+	if files, kind := o.Builtins[r.Model].drafter(r.Mode); files != nil && r.Drafter == "" {
+		p.drafter, p.mode = &source{id: r.Model + "-" + kind, builtin: files}, kind
 	} else {
 		var err error
 		if choice, err = models.Resolve(r.Model, r.Mode, r.Drafter); err != nil {

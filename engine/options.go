@@ -87,10 +87,22 @@ func (l *Live) defaults() {
 }
 
 // Builtin is a model that is part of the program: the files of a target folder
-// and, if it has one, of its drafter's folder.
+// and, where it has them, of its DSpark and its DFlash drafter's folders.
 type Builtin struct {
 	Target  map[string][]byte
 	Drafter map[string][]byte
+	DFlash  map[string][]byte
+}
+
+// drafter returns the files of the drafter for a mode, nil if there is none.
+func (b Builtin) drafter(mode string) (files map[string][]byte, kind string) {
+	switch mode {
+	case "", "auto", "dspark":
+		return b.Drafter, "dspark"
+	case "dflash":
+		return b.DFlash, "dflash"
+	}
+	return nil, mode
 }
 
 func (o *Options) defaults() {

@@ -11,7 +11,10 @@ var demo embed.FS
 
 // Demo returns the files of the demo chat model and of its DSpark drafter, by
 // name. They were trained from a corpus of our own; see demo/README.md.
-func Demo() (target, drafter map[string][]byte) { return files("demo/chat"), files("demo/dspark") }
+func Demo() (target, dspark map[string][]byte) { return files("demo/chat"), files("demo/dspark") }
+
+// DemoDFlash returns the files of the demo's DFlash drafter.
+func DemoDFlash() map[string][]byte { return files("demo/dflash") }
 
 func files(dir string) map[string][]byte {
 	out := map[string][]byte{}

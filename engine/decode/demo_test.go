@@ -94,15 +94,14 @@ func openDemo(t *testing.T, b compute.Backend) *demo {
 	return d
 }
 
-func (d *demo) dspark(t *testing.T) draft.Drafter {
+func (d *demo) drafter(t *testing.T, files map[string][]byte) draft.Drafter {
 	t.Helper()
-	_, files := resources.Demo()
 	c, err := checkpoint.OpenBytes("demo drafter", files)
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.files = append(d.files, c)
-	dr, err := draft.OpenDSpark(c, draft.Host{Model: d.model, Backend: d.b, Positions: 2048, Sequences: 4, Window: 4096})
+	dr, err := draft.Open(c, draft.Host{Model: d.model, Backend: d.b, Positions: 2048, Sequences: 4, Window: 4096})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,10 +176,13 @@ func TestIdentity(t *testing.T) {
 			rolledBack += out.RolledBack
 			return out
 		}
-		ds := d.runner(t, d.dspark(t))
+		_, dspark := resources.Demo()
+		ds := d.runner(t, d.drafter(t, dspark))
+		df := d.runner(t, d.drafter(t, resources.DemoDFlash()))
 		for _, cap := range caps {
 			for i := range x.Prompts {
 				check(fmt.Sprintf("dspark cap %d", cap), ds, decode.Job{Mode: decode.Draft, Cap: cap, NoStore: i%2 == 0}, i)
+				check(fmt.Sprintf("dflash cap %d", cap), df, decode.Job{Mode: decode.Draft, Cap: cap, NoStore: i%2 == 1}, i)
 				check(fmt.Sprintf("lookup up to %d", cap), plain, decode.Job{Mode: decode.Lookup, LongLookup: cap, NoStore: true}, i)
 				for _, wrong := range []bool{true, false} {
 					r := d.runner(t, &oracle{answer: append(slices.Clone(x.Prompts[i].IDs), answers[i]...), wrong: wrong, vocab: int32(d.model.Vocab)})
@@ -198,6 +200,7 @@ func TestIdentity(t *testing.T) {
 			}
 		}
 		ds.Close()
+		df.Close()
 		plain.Close()
 		t.Logf("%d threads: %d rejected rows rolled back", threads, rolledBack)
 		if rolledBack < 1000 && !testing.Short() {
