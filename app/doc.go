@@ -1,6 +1,7 @@
 // Command sparkbar is the program: a server for local language models
-// (`sparkbar serve`, and what plain `sparkbar` does where there is no menu bar),
-// a terminal chat, and the command line around them.
+// (`sparkbar serve`, and what plain `sparkbar` does where there is no menu bar;
+// on macOS plain `sparkbar` is the menu-bar app), a terminal chat, the menu as a
+// page (`sparkbar top`), and the command line around them.
 //
 // Here live flags and environment (cobra, viper), the life of the process
 // (listening, signals, draining) and what is printed on a terminal. Everything
