@@ -51,6 +51,9 @@ func expected(t testing.TB) expectation {
 type backendFactory func() (compute.Backend, error)
 
 func backendFactories() map[string]backendFactory {
+	if testing.Short() { // under the race detector
+		return map[string]backendFactory{"cpu": func() (compute.Backend, error) { return cpu.New(cpu.Options{}) }}
+	}
 	return map[string]backendFactory{
 		"reference": func() (compute.Backend, error) { return compute.NewReference(), nil },
 		"cpu":       func() (compute.Backend, error) { return cpu.New(cpu.Options{}) },

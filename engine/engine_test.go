@@ -11,6 +11,7 @@ import (
 
 	"sparkbar/engine"
 	"sparkbar/engine/compute"
+	"sparkbar/engine/cpu"
 	"sparkbar/engine/sample"
 	"sparkbar/engine/telemetry"
 )
@@ -20,7 +21,14 @@ func message(text string) engine.Prompt {
 	return engine.Prompt{Messages: b}
 }
 
-func reference() (compute.Backend, error) { return compute.NewReference(), nil }
+// reference is the reference backend; in short runs, which are those under the
+// race detector, the CPU backend, since the detector slows Go code tenfold.
+func reference() (compute.Backend, error) {
+	if testing.Short() {
+		return cpu.New(cpu.Options{Exact: true})
+	}
+	return compute.NewReference(), nil
+}
 
 func kindOf(err error) engine.ErrorKind {
 	var e *engine.Error
