@@ -173,7 +173,7 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 		return decode.Job{}, bad
 	}
 	k := l.controls
-	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup, Controller: k.controller}
+	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup, Controller: k.controller, Tail: k.tail}
 	if a := req.Arm; a != nil {
 		if !slices.Contains(armsOf(l.info.Mode), a.Mode) {
 			return decode.Job{}, &Error{Kind: ErrInvalid, Field: "arms", Message: fmt.Sprintf("mode '%s' is not available with the loaded model (have: %s)", clip(a.Mode), strings.Join(armsOf(l.info.Mode), ", "))}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -59,6 +60,7 @@ type controls struct {
 	threshold  float64
 	lookup     bool
 	maxContext int
+	tail       int                   // see unstableTail
 	controller *calibrate.Controller // nil = cap is fixed; used on the model's goroutine only
 }
 
@@ -370,6 +372,9 @@ func (l *loaded) describe(r LoadRequest, c, dc *checkpoint.Checkpoint, d draft.D
 		k.mode = decode.Lookup
 	default:
 		k.mode = decode.Draft
+		if k.cap == 0 && mode == "draft" {
+			k.cap = draftModelCap
+		}
 		if k.cap == 0 || k.cap > d.MaxDraft() {
 			k.cap = d.MaxDraft()
 		}
@@ -382,6 +387,7 @@ func (l *loaded) describe(r LoadRequest, c, dc *checkpoint.Checkpoint, d draft.D
 		Vocab: l.model.Vocab, WeightBytes: l.model.WeightBytes, LoadedAt: time.Now(), Backend: l.backend.Name(),
 		SupportsEffort: l.format.Uses("reasoning_effort"), ThinkingDefault: value(r.EnableThinking, true), ReasoningEffort: value(r.ReasoningEffort, ""),
 		SupportsReasoning: l.format.Thinks(), SupportsTools: l.format.ToolParser() != ""}
+	k.tail = l.unstableTail()
 	l.info.Weights, l.info.KVBytesPerToken = footprint(c), l.run.Cache().PositionBytes()
 	if d != nil {
 		if dc != nil {
@@ -391,6 +397,26 @@ func (l *loaded) describe(r LoadRequest, c, dc *checkpoint.Checkpoint, d draft.D
 		l.info.DrafterBytes = d.WeightBytes()
 		l.info.DrafterWindow = models.Window(r.DrafterWindow)
 	}
+}
+
+// draftModelCap is how many tokens a draft model proposes by default, as in
+// mlx-lm (num_draft_tokens).
+const draftModelCap = 3
+
+// unstableTail is how many tokens at the end of a prompt the next turn's prompt
+// does not begin with, by this model's template: it may write the head of an
+// answer that is still to come differently from one that has come.
+func (l *loaded) unstableTail() int {
+	open, _, err1 := l.encode(Prompt{Messages: json.RawMessage(`[{"role":"user","content":"a"}]`)})
+	next, _, err2 := l.encode(Prompt{Messages: json.RawMessage(`[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}]`)})
+	if err1 != nil || err2 != nil {
+		return 1 // a template with rules of its own: only the last token is known to be open
+	}
+	n := 0
+	for n < len(open) && n < len(next) && open[n] == next[n] {
+		n++
+	}
+	return max(1, len(open)-n)
 }
 
 // modelID is the last path component of what was asked for.
