@@ -126,6 +126,9 @@ func (e *Engine) statusLocked() Status {
 	return s
 }
 
+// tell tells everybody how the engine stands.
+func (e *Engine) tell() { e.set(func() {}) }
+
 // set changes the state and tells everybody.
 func (e *Engine) set(change func()) {
 	e.mu.Lock()
@@ -209,6 +212,7 @@ func (e *Engine) start(r LoadRequest, trusted bool) (<-chan error, error) {
 	go func() {
 		err := e.swap(ctx, full, e.opts.Downloader != nil)
 		e.loads.Unlock() // before anybody hears of the end and asks for the next load
+		e.tell()
 		done <- err
 	}()
 	return done, nil
@@ -234,7 +238,8 @@ func (e *Engine) begin(r LoadRequest, also func()) context.Context {
 // swap builds the new model beside the old one, which answers meanwhile, and
 // puts it in its place. Where memory does not hold both, which is decided from
 // the sizes of the files, the old one goes first, and comes back if the new one
-// fails. A failure leaves the old model as it was, if it is still there.
+// fails. A failure leaves the old model as it was, if it is still there. The
+// caller tells the end once loads is unlocked.
 func (e *Engine) swap(ctx context.Context, r LoadRequest, download bool) error {
 	e.bandwidthOnce.Do(func() {
 		if e.opts.Bandwidth != nil {
@@ -278,7 +283,7 @@ func (e *Engine) swap(ctx context.Context, r LoadRequest, download bool) error {
 		}
 	}
 	var old *loaded
-	e.set(func() {
+	e.update(func() {
 		e.loading = nil
 		e.cancel()
 		e.cancel = nil
@@ -357,8 +362,9 @@ func (e *Engine) Unload(ctx context.Context) (Status, error) {
 		if old != nil {
 			old.retire()
 		}
-		e.set(func() { e.state = StateIdle })
+		e.update(func() { e.state = StateIdle })
 		e.loads.Unlock()
+		e.tell()
 		close(done)
 	}()
 	select {

@@ -248,6 +248,7 @@ func (e *Engine) serveGroups() {
 		}
 		e.mu.Unlock()
 		e.loads.Unlock()
+		e.tell()
 		g.users.Wait()
 	}
 }
@@ -270,15 +271,17 @@ func (e *Engine) sleep(l *loaded) {
 	if !e.loads.TryLock() {
 		return // the end of the load sets the time anew
 	}
-	defer e.loads.Unlock()
-	slept := false
-	e.set(func() {
-		if e.model != l || e.using > 0 || e.closed {
-			return
-		}
-		e.model, e.asleep, e.state, slept = nil, &l.request, StateAsleep, true
-	})
+	e.mu.Lock()
+	slept := e.model == l && e.using == 0 && !e.closed
+	if slept {
+		e.model, e.asleep, e.state = nil, &l.request, StateAsleep
+	}
+	e.mu.Unlock()
 	if slept {
 		l.retire()
+	}
+	e.loads.Unlock() // before anybody hears of it
+	if slept {
+		e.tell()
 	}
 }

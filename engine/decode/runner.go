@@ -72,7 +72,7 @@ func (r *Runner) Close() {
 
 // Check reports what is wrong with a job, as an error for its author.
 func (r *Runner) Check(j *Job) error {
-	v := int32(r.t.model.Vocab)
+	v := int32(r.t.base.Vocab) // callers check while another job runs
 	switch {
 	case len(j.Prompt) == 0:
 		return errors.New("the prompt is empty")
