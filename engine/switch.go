@@ -269,7 +269,8 @@ func (e *Engine) restIdle() {
 // sleep frees a model that nobody used for a while.
 func (e *Engine) sleep(l *loaded) {
 	if !e.loads.TryLock() {
-		return // the end of the load sets the time anew
+		e.update(e.restIdle) // a load is about to end, or has just begun
+		return
 	}
 	e.mu.Lock()
 	slept := e.model == l && e.using == 0 && !e.closed
