@@ -134,7 +134,7 @@ func loadRequest(v *config) (engine.LoadRequest, error) {
 		r.EnableThinking = pointer(false)
 	}
 	if s := v.GetString("reasoning-effort"); s != "" {
-		if !slices.Contains([]string{"low", "medium", "high", "xhigh"}, s) {
+		if !slices.Contains(engine.Efforts, s) {
 			return r, &usageError{fmt.Errorf("--reasoning-effort must be one of low, medium, high, xhigh, got '%s'", s)}
 		}
 		r.ReasoningEffort = &s

@@ -107,9 +107,9 @@ func kvBits(v any) (any, string) {
 }
 
 var (
-	modes   = oneOf("auto", "dspark", "dflash", "lookup", "draft", "baseline")
+	modes   = oneOf(engine.Modes...)
 	window  = whole(0, 10_000_000)
-	efforts = oneOf("low", "medium", "high", "xhigh")
+	efforts = oneOf(engine.Efforts...)
 )
 
 // schema is every setting there is.

@@ -4,9 +4,16 @@ import (
 	"encoding/json"
 	"time"
 
+	"sparkbar/engine/chat"
 	"sparkbar/engine/sample"
 	"sparkbar/engine/telemetry"
 )
+
+// Modes are the values of LoadRequest.Mode, in the order in which they are shown.
+var Modes = []string{"auto", "dspark", "dflash", "lookup", "draft", "baseline"}
+
+// Efforts are the values of reasoning_effort, from little thought to much.
+var Efforts = chat.Efforts
 
 // Prompt is what a model shall answer or continue: exactly one of Messages,
 // Text and Tokens is set.

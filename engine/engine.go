@@ -190,10 +190,7 @@ func (e *Engine) complete(r LoadRequest) LoadRequest {
 
 // start validates and begins a load; the channel gets its result.
 func (e *Engine) start(r LoadRequest, trusted bool) (<-chan error, error) {
-	e.mu.Lock()
-	closed := e.closed
-	e.mu.Unlock()
-	if closed {
+	if e.isClosed() {
 		return nil, errStopping()
 	}
 	full := e.complete(r)

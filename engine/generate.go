@@ -133,31 +133,17 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	if len(ids) >= window {
 		return decode.Job{}, &Error{Kind: ErrContextLength, Message: fmt.Sprintf("prompt is too long: %d tokens > %d maximum", len(ids), window)}
 	}
+	live := e.live.Load()
 	limit := req.MaxTokens
 	if limit <= 0 {
-		limit = e.live.Load().DefaultMaxTokens
+		limit = live.DefaultMaxTokens
 	}
-	limit = max(1, min(limit, e.live.Load().MaxTokensCap, window-len(ids)))
-	p := req.Sampling.Params
-	chain := func(dst *float64, def float64, values ...*float64) {
-		*dst = def
-		for _, v := range values {
-			if v != nil {
-				*dst = *v
-				return
-			}
-		}
-	}
-	s, d := req.Sampling, l.defaults
-	chain(&p.Temperature, 0, s.Temperature, e.live.Load().Temperature, d.temperature)
-	chain(&p.TopP, 1, s.TopP, e.live.Load().TopP, d.topP)
-	chain(&p.MinP, p.MinP, s.MinP)
-	for _, k := range []*int{s.TopK, e.live.Load().TopK, d.topK} {
-		if k != nil {
-			p.TopK = *k
-			break
-		}
-	}
+	limit = max(1, min(limit, live.MaxTokensCap, window-len(ids)))
+	s, d, p := req.Sampling, l.defaults, req.Sampling.Params
+	p.Temperature = first(0, s.Temperature, live.Temperature, d.temperature)
+	p.TopP = first(1, s.TopP, live.TopP, d.topP)
+	p.MinP = value(s.MinP, p.MinP)
+	p.TopK = first(p.TopK, s.TopK, live.TopK, d.topK)
 	if s.Seed != nil {
 		p.Seed = s.Seed
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -153,15 +154,17 @@ func over[T any](dst **T, v *T) {
 	}
 }
 
-func value[T any](p *T, def T) T {
-	if p == nil {
-		return def
-	}
-	return *p
-}
+func value[T any](p *T, def T) T { return first(def, p) }
 
-// modes are the values of LoadRequest.Mode.
-var modes = []string{"auto", "dspark", "dflash", "lookup", "draft", "baseline"}
+// first is the first value that is given, else def.
+func first[T any](def T, values ...*T) T {
+	for _, v := range values {
+		if v != nil {
+			return *v
+		}
+	}
+	return def
+}
 
 // validate checks a load request before anything is touched.
 func (o *Options) validate(r LoadRequest, trusted bool) error {
@@ -171,12 +174,8 @@ func (o *Options) validate(r LoadRequest, trusted bool) error {
 	if r.Model == "" {
 		return bad("model", "load needs a 'model' (repo or path)")
 	}
-	ok := r.Mode == ""
-	for _, m := range modes {
-		ok = ok || m == r.Mode
-	}
-	if !ok {
-		return bad("mode", "mode must be one of %s, got %q", strings.Join(modes, ", "), r.Mode)
+	if r.Mode != "" && !slices.Contains(Modes, r.Mode) {
+		return bad("mode", "mode must be one of %s, got %q", strings.Join(Modes, ", "), r.Mode)
 	}
 	if n := value(r.MaxDraft, 0); n < 0 || n > 64 {
 		return bad("max_draft", "'max_draft' must be a number of tokens from 1 to 64, or 0 for automatic, got %d", n)

@@ -175,8 +175,6 @@ type loadKey struct {
 	rule string
 }
 
-var loadModes = []string{"auto", "dspark", "dflash", "lookup", "draft", "baseline"}
-
 // loadKeys are all keys but "model", "mode" and "wait".
 var loadKeys = []loadKey{
 	{"drafter", func(v json.RawMessage, r *engine.LoadRequest) bool {
@@ -215,7 +213,7 @@ var loadKeys = []loadKey{
 	{"reasoning_effort", func(v json.RawMessage, r *engine.LoadRequest) bool {
 		level := strings.ToLower(unquote(v))
 		r.ReasoningEffort = &level
-		return v[0] == '"' && slices.Contains(effortLevels, level)
+		return v[0] == '"' && slices.Contains(engine.Efforts, level)
 	}, "'reasoning_effort' must be one of low, medium, high, xhigh"},
 
 	// Switches of the reference's kernels: checked, then reported as unused.
@@ -263,7 +261,7 @@ func (f *fields) loadRequest() (r engine.LoadRequest, wait bool, err *apiError) 
 	r.Model = strings.TrimSpace(unquote(v))
 	if v, ok := f.get("mode"); ok {
 		r.Mode = unquote(v)
-		if v[0] != '"' || !slices.Contains(loadModes, r.Mode) {
+		if v[0] != '"' || !slices.Contains(engine.Modes, r.Mode) {
 			return r, false, invalid("mode", "mode must be one of ('dspark', 'dflash', 'lookup', 'draft', 'baseline') or 'auto', got %s", quote(v))
 		}
 	}

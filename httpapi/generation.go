@@ -371,7 +371,7 @@ func thinking(kwargs map[string]any, enable *bool, effort *string) *apiError {
 		return nil
 	}
 	switch level := strings.ToLower(*effort); {
-	case slices.Contains(effortLevels, level):
+	case slices.Contains(engine.Efforts, level):
 		kwargs["reasoning_effort"] = level
 	case level == "minimal":
 		kwargs["reasoning_effort"] = "low"
@@ -384,5 +384,3 @@ func thinking(kwargs map[string]any, enable *bool, effort *string) *apiError {
 	}
 	return nil
 }
-
-var effortLevels = []string{"low", "medium", "high", "xhigh"}

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/gin-gonic/gin"
+
+	"sparkbar/engine"
 )
 
 // The description of all routes is made from the types that the handlers
@@ -79,10 +81,10 @@ func (s *Server) operations() []operation {
 		maps.Copy(out, extra)
 		return out
 	}
-	load := schema{"model": text, "drafter": text, "mode": enum(loadModes...), "max_draft": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto")}}, "lookup_drafts": truth,
+	load := schema{"model": text, "drafter": text, "mode": enum(engine.Modes...), "max_draft": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto")}}, "lookup_drafts": truth,
 		"confidence_threshold": between(num, 0, 1), "context_window": schema{"anyOf": []schema{{"const": 0}, between(whole, 1024, 10_000_000)}}, "kv_bits": schema{"enum": []int{0, 4, 8}},
 		"drafter_window": between(whole, 0, 0), "drafter_bits": schema{"enum": []int{0, 2, 3, 4, 5, 6, 8}}, "warmup": truth, "memory_guard": truth, "enable_thinking": truth,
-		"reasoning_effort": enum(effortLevels...), "small_m": truth, "sdpa_split": truth, "multirow_attn": truth, "cpu_split": between(num, 0, 1), "wait": truth}
+		"reasoning_effort": enum(engine.Efforts...), "small_m": truth, "sdpa_split": truth, "multirow_attn": truth, "cpu_split": between(num, 0, 1), "wait": truth}
 	arm := schema{"anyOf": []schema{text, {"type": "object", "required": []string{"mode"}, "properties": schema{"mode": text,
 		"cap": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto"), {"type": "null"}}}, "confidence": nullable(between(num, 0, 1))}}}}
 	messages := with(schema{"max_tokens": tokens, "stop_sequences": texts, "messages": list(open()), "system": schema{"anyOf": []schema{text, list(open())}},
