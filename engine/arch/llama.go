@@ -17,10 +17,13 @@ type llamaConfig struct {
 	eps                   float32
 	theta                 float64
 	interleaved           bool // rope_traditional
-	attnBias, mlpBias     bool
+	attnBias, outBias     bool // of q, k, v and of o
+	mlpBias               bool
 	tied                  bool
 	layerTypes            []string
 	window                int
+	qBeta                 float32 // queries grow with the position (see compute.RoPE); 0 = no
+	qOrig                 int
 }
 
 func readLlama(cfg checkpoint.Config, l *Loader) llamaConfig {
@@ -40,6 +43,7 @@ func readLlama(cfg checkpoint.Config, l *Loader) llamaConfig {
 		layerTypes:  cfg.Strings("layer_types"),
 		window:      cfg.IntOr("sliding_window", 0),
 	}
+	c.outBias = c.attnBias
 	l.Positive("hidden_size", c.hidden)
 	l.Positive("num_hidden_layers", c.layers)
 	l.Positive("num_attention_heads", c.heads)
@@ -93,18 +97,27 @@ func llama(cfg checkpoint.Config, l *Loader) *Model {
 // llamaTied is llama where the caller knows whether the head is the embedding.
 func llamaTied(cfg checkpoint.Config, l *Loader, tied bool) *Model {
 	c := readLlama(cfg, l)
+	c.tied = tied
+	l.Drop(activationScales)
+	return c.build(cfg, l)
+}
+
+// build is also the model of families that differ from llama in their
+// configuration only.
+func (c llamaConfig) build(cfg checkpoint.Config, l *Loader) *Model {
 	m := &Model{Hidden: c.hidden, Vocab: c.vocab, Layers: c.layers, Context: c.context, EmbedScale: 1}
 
-	l.Tables(m, tied)
-	l.Drop(activationScales)
+	l.Tables(m, c.tied)
 	norm := l.Vector("model.norm.weight", c.hidden)
 	rope := l.Rope(cfg, c.dim, c.theta, c.interleaved)
+	ropeQ := rope
+	ropeQ.QBeta, ropeQ.QOrig = c.qBeta, c.qOrig
 	var layers []llamaLayer
 	for i := 0; i < c.layers && l.err == nil; i++ {
 		p := fmt.Sprintf("model.layers.%d.", i)
 		layers = append(layers, llamaLayer{
 			attnNorm: l.Vector(p+"input_layernorm.weight", c.hidden),
-			attn:     l.Attention(p+"self_attn.", c.hidden, c.heads, c.kvHeads, c.dim, c.attnBias, c.attnBias),
+			attn:     l.Attention(p+"self_attn.", c.hidden, c.heads, c.kvHeads, c.dim, c.attnBias, c.outBias),
 			mlpNorm:  l.Vector(p+"post_attention_layernorm.weight", c.hidden),
 			mlp:      l.MLP(p+"mlp.", c.hidden, c.inter, c.mlpBias),
 		})
@@ -119,7 +132,7 @@ func llamaTied(cfg checkpoint.Config, l *Loader, tied bool) *Model {
 
 			h := f.Norm(x, w.attnNorm, c.eps)
 			q, k, v := f.QKV(h, w.attn)
-			f.Rotate(q, rope, c.dim)
+			f.Rotate(q, ropeQ, c.dim)
 			f.Rotate(k, rope, c.dim)
 			a := f.Attend(q, k, v, i, c.heads, scale)
 			f.LinearAdd(a, w.attn.O, x)
