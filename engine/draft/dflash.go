@@ -119,13 +119,9 @@ type dflashContext struct {
 // Propose implements Context.
 func (x *dflashContext) Propose(r Request) (Proposal, error) {
 	d, c := x.d, x.d.c
-	n := min(r.Cap, d.MaxDraft())
-	if n < 1 {
-		return Proposal{}, x.Flush(r.Stop)
-	}
 	var p compute.Program
-	d.begin(&p)
-	if err := x.inject(&p); err != nil {
+	n, err := x.open(&p, r, d.MaxDraft())
+	if n == 0 || err != nil {
 		return Proposal{}, err
 	}
 	f, err := x.plan(&p, c.masked(r.Pending, c.block), true, 0)

@@ -262,13 +262,9 @@ type dsparkContext struct {
 // Propose implements Context.
 func (x *dsparkContext) Propose(r Request) (Proposal, error) {
 	d, c := x.d, x.d.c
-	n := min(r.Cap, d.MaxDraft())
-	if n < 1 {
-		return Proposal{}, x.Flush(r.Stop)
-	}
 	var p compute.Program
-	d.begin(&p)
-	if err := x.inject(&p); err != nil {
+	n, err := x.open(&p, r, d.MaxDraft())
+	if n == 0 || err != nil {
 		return Proposal{}, err
 	}
 	width, window := c.block, 0

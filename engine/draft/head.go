@@ -229,6 +229,17 @@ func (x *headContext) Finish(stop *compute.Stop) (*cache.Seq, error) {
 // Close implements Context.
 func (x *headContext) Close() { x.seq.Close() }
 
+// open begins the program of a proposal with the observed rows and returns how
+// many of at most most slots are wanted. With none it reads the rows at once.
+func (x *headContext) open(p *compute.Program, r Request, most int) (int, error) {
+	n := min(r.Cap, most)
+	if n < 1 {
+		return 0, x.Flush(r.Stop)
+	}
+	x.h.begin(p)
+	return n, x.inject(p)
+}
+
 // grow makes room for n distributions.
 func (x *headContext) grow(n int) {
 	for len(x.dists) < n {
