@@ -1,14 +1,12 @@
 // The checks of anthropic_sdk.py with the library for Node; both print the
 // same. Arguments: base URL, key, part, folder with node_modules.
-import { createRequire } from 'node:module'
+import { all, apiKey, base, cancelled, library, run, say } from './common.mjs'
 
-const [base, apiKey, part, modules] = process.argv.slice(2)
-const { Anthropic } = createRequire(modules + '/')('@anthropic-ai/sdk')
+const { Anthropic } = library('@anthropic-ai/sdk')
 const client = new Anthropic({ baseURL: base, apiKey, maxRetries: 0, timeout: 120_000 })
 const model = 'tiny-chat'
 const tools = [{ name: 'get_weather', description: 'Weather of a city', input_schema: { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] } }]
 
-const say = content => [{ role: 'user', content }]
 const body = (text, more) => ({ model, max_tokens: 64, messages: say(text), ...more })
 const ask = (text, more) => client.messages.create(body(text, more))
 const stream = (text, more) => client.messages.stream(body(text, more))
@@ -19,19 +17,9 @@ const shapes = {
   tool_use: b => ['tool_use', b.id, b.name, b.input],
 }
 const blocksOf = m => m.content.map(b => shapes[b.type](b))
-const all = async s => {
-  const list = []
-  for await (const x of await s) list.push(x)
-  return list
-}
 const textOf = events => events.filter(e => e.type === 'content_block_delta').map(e => e.delta.text).join('')
 const toolRound = m => [...say('tools'), { role: 'assistant', content: m.content },
   { role: 'user', content: m.content.filter(b => b.type === 'tool_use').map(b => ({ type: 'tool_result', tool_use_id: b.id, content: 'result of ' + b.name })) }]
-
-async function cancelled(result) { // waits until the server has seen that its client is gone
-  await (await fetch(base + '/cancelled')).text()
-  return result
-}
 
 async function fault(f) {
   try {
@@ -162,12 +150,4 @@ async function demo() { // the same questions, answered by a real engine
   }
 }
 
-for (const [name, f] of Object.entries(part === 'demo' ? { demo } : checks)) {
-  let result
-  try {
-    result = await f()
-  } catch (e) { // the table has no such result: the test shows it
-    result = { exception: e.constructor.name, text: String(e.stack).slice(0, 2000) }
-  }
-  console.log(JSON.stringify({ check: name, result: result ?? null }))
-}
+await run({ demo }, checks)

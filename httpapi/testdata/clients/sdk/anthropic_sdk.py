@@ -3,29 +3,17 @@ check, like openai_sdk.py. Arguments: base URL, key, part.
 """
 import asyncio
 import json
-import sys
 import time
 import urllib.request
 
 import anthropic
 
-base, key, part = sys.argv[1:4]
+from common import base, cancelled, check, key, part, say
+
 options = dict(base_url=base, api_key=key, max_retries=0, timeout=120, _strict_response_validation=True)
 client = anthropic.Anthropic(**options)
 MODEL = "tiny-chat"
 TOOLS = [{"name": "get_weather", "description": "Weather of a city", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]
-
-
-def check(f):
-    try:
-        result = f()
-    except Exception as e:  # the table has no such result: the test shows it
-        result = {"exception": type(e).__name__, "text": f"{e} {e.__cause__ or ''}"[:2000]}
-    print(json.dumps({"check": f.__name__, "result": result}), flush=True)
-
-
-def say(text):
-    return [{"role": "user", "content": text}]
 
 
 def ask(text, **more):
@@ -158,12 +146,6 @@ def retry():
     finally:
         time.sleep = real
     return [m.content[0].text, waits]
-
-
-def cancelled(result):
-    """Waits until the server has seen that its client is gone."""
-    urllib.request.urlopen(base + "/cancelled").read()
-    return result
 
 
 def abort_stream():

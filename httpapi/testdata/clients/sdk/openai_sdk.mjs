@@ -1,9 +1,8 @@
 // The checks of openai_sdk.py with the openai library for Node; both print the
 // same. Arguments: base URL, key, part, folder with node_modules.
-import { createRequire } from 'node:module'
+import { all, apiKey, base, cancelled, library, run, say } from './common.mjs'
 
-const [base, apiKey, part, modules] = process.argv.slice(2)
-const { OpenAI } = createRequire(modules + '/')('openai')
+const { OpenAI } = library('openai')
 const options = { baseURL: base + '/v1', apiKey, maxRetries: 0, timeout: 120_000 }
 const client = new OpenAI(options)
 const model = 'tiny-chat'
@@ -11,25 +10,14 @@ const fn = { name: 'get_weather', description: 'Weather of a city', parameters: 
 const tools = [{ type: 'function', function: fn }]
 const flatTools = [{ type: 'function', strict: false, ...fn }]
 
-const say = content => [{ role: 'user', content }]
 const ask = (text, more) => client.chat.completions.create({ model, messages: say(text), ...more })
 const respond = (input, more) => client.responses.create({ model, input, ...more })
 const usageOf = u => [u.prompt_tokens, u.completion_tokens, u.total_tokens]
 const callsOf = m => m.tool_calls.map(c => [c.id, c.function.name, JSON.parse(c.function.arguments)])
-const all = async stream => {
-  const list = []
-  for await (const x of await stream) list.push(x)
-  return list
-}
 const textOf = chunks => chunks.map(c => c.choices[0]?.delta.content ?? '').join('')
 const toolRound = first => [...say('tools'), first, ...first.tool_calls.map(c => ({ role: 'tool', tool_call_id: c.id, content: 'result of ' + c.function.name }))]
 const logprobOf = t => [t.token, t.logprob, t.bytes, t.top_logprobs.map(a => [a.token, a.logprob])]
 const responseUsage = u => [u.input_tokens, u.output_tokens, u.total_tokens, u.input_tokens_details.cached_tokens, u.output_tokens_details.reasoning_tokens]
-
-async function cancelled(result) { // waits until the server has seen that its client is gone
-  await (await fetch(base + '/cancelled')).text()
-  return result
-}
 
 async function fault(f) {
   try {
@@ -240,12 +228,4 @@ async function demo() { // the same questions, answered by a real engine
   }
 }
 
-for (const [name, f] of Object.entries(part === 'demo' ? { demo } : checks)) {
-  let result
-  try {
-    result = await f()
-  } catch (e) { // the table has no such result: the test shows it
-    result = { exception: e.constructor.name, text: String(e.stack).slice(0, 2000) }
-  }
-  console.log(JSON.stringify({ check: name, result: result ?? null }))
-}
+await run({ demo }, checks)

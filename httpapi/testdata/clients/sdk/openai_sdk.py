@@ -7,31 +7,19 @@ own types: a field that is missing or of the wrong type is an error here.
 """
 import asyncio
 import json
-import sys
 import time
 import urllib.request
 
 import openai
 
-base, key, part = sys.argv[1:4]
+from common import base, cancelled, check, key, part, say
+
 options = dict(base_url=base + "/v1", api_key=key, max_retries=0, timeout=120, _strict_response_validation=True)
 client = openai.OpenAI(**options)
 MODEL = "tiny-chat"
 FUNCTION = {"name": "get_weather", "description": "Weather of a city", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 FLAT_TOOLS = [{"type": "function", "strict": False, **FUNCTION}]
-
-
-def check(f):
-    try:
-        result = f()
-    except Exception as e:  # the table has no such result: the test shows it
-        result = {"exception": type(e).__name__, "text": f"{e} {e.__cause__ or ''}"[:2000]}
-    print(json.dumps({"check": f.__name__, "result": result}), flush=True)
-
-
-def say(text):
-    return [{"role": "user", "content": text}]
 
 
 def ask(text, **more):
@@ -259,12 +247,6 @@ def retry():
     finally:
         time.sleep = real
     return [text, waits]
-
-
-def cancelled(result):
-    """Waits until the server has seen that its client is gone."""
-    urllib.request.urlopen(base + "/cancelled").read()
-    return result
 
 
 def abort_stream():
