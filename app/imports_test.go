@@ -42,8 +42,9 @@ var allowed = map[string][]string{
 	"engine/draft":                {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/draft/ngram", "engine/layout", "engine/sample"},
 	"engine/draft/ngram":          {},
 	"engine/decode":               {"engine/arch", "engine/cache", "engine/calibrate", "engine/compute", "engine/draft", "engine/draft/ngram", "engine/layout", "engine/sample"},
-	"engine/testneed":             {}, // for tests only, like the next two
+	"engine/testneed":             {}, // for tests only, like the next three
 	"engine/internal/testmodel":   {"engine/checkpoint", "engine/layout"},
+	"engine/internal/exact":       {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/internal/testmodel", "engine/layout", "engine/sample"},
 	"httpapi/internal/enginetest": {"engine", "engine/models", "engine/telemetry"},
 }
 
