@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sparkbar/engine/machine"
+	"sparkbar/engine/sample"
 	"sparkbar/engine/telemetry"
 )
 
@@ -17,8 +18,10 @@ type Engine struct {
 	opts    Options
 	bus     telemetry.Bus
 	started time.Time
-	stop    context.CancelFunc // ends the engine's own goroutines
-	own     sync.WaitGroup     // those
+	random  func(seed uint64) sample.Source // of a request with a seed; nil = sample.NewRNG
+	stop    context.CancelFunc              // ends the engine's own goroutines
+	ending  <-chan struct{} // closed by it
+	own     sync.WaitGroup                  // those
 
 	live  atomic.Pointer[Live]
 	loads sync.Mutex // one load or unload at a time
@@ -48,6 +51,9 @@ type Engine struct {
 	voiceID   string
 	emptyLog  *telemetry.Log
 	closed    bool
+
+	downloads     []*download // under way, and the latest that have ended
+	downloadsMade int
 }
 
 // New returns an engine with nothing loaded. It watches Options.Catalogue and
@@ -59,6 +65,7 @@ func New(o Options) *Engine {
 	e.live.Store(&e.opts.Live)
 	var ctx context.Context
 	ctx, e.stop = context.WithCancel(context.Background())
+	e.ending = ctx.Done()
 	if o.Catalogue != nil {
 		e.own.Go(func() { o.Catalogue.Watch(ctx, func() { e.bus.Publish("models", struct{}{}) }) })
 	}

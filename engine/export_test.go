@@ -1,6 +1,13 @@
 package engine
 
-import "sparkbar/engine/machine"
+import (
+	"sparkbar/engine/machine"
+	"sparkbar/engine/sample"
+)
 
 // Observe is a reading of the memory pressure, for tests.
 func (e *Engine) Observe(l machine.Level) { e.observe(l) }
+
+// SetRandom replaces the random decisions of requests with a seed, for tests that
+// plant a fault in them.
+func (e *Engine) SetRandom(f func(seed uint64) sample.Source) { e.random = f }

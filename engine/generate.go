@@ -67,7 +67,8 @@ func (e *Engine) CountTokens(ctx context.Context, model string, p Prompt) (int, 
 //
 // A request that names another model of this machine waits until that is
 // loaded: such requests are gathered by model and answered in the order of
-// their first. Nothing is ever downloaded for a request.
+// their first. A request that names another drafter waits in the same way until
+// the model is loaded with that. Nothing is ever downloaded for a request.
 //
 // Sampling values come from the request, else from the server's options, else
 // from the model's generation_config.json, else are greedy (temperature 0,
@@ -82,7 +83,10 @@ func (e *Engine) Generate(ctx context.Context, req Request, emit func(Delta) err
 		e.bus.Publish("request", event)
 	}
 	res, err := func() (Result, error) {
-		l, done, err := e.take(ctx, req.Model, func() {
+		if err := e.opts.inside("adapters", req.Adapter); err != nil {
+			return Result{}, err
+		}
+		l, done, err := e.take(ctx, req.Model, req.Drafter, func() {
 			event.Model = req.Model
 			tell()
 		})
@@ -98,6 +102,15 @@ func (e *Engine) Generate(ctx context.Context, req Request, emit func(Delta) err
 		if err != nil {
 			return Result{}, err
 		}
+		adapter := req.Adapter
+		if adapter == "" {
+			adapter = l.request.Adapter
+		}
+		var release func()
+		if job.Adapter, release, err = l.adapter(ctx, adapter); err != nil {
+			return Result{}, err
+		}
+		defer release()
 		event.Model, event.Prompt = l.info.ID, len(ids)
 		e.update(func() { self.Model, self.PromptTokens = l.info.ID, len(ids) })
 		tell()
@@ -160,6 +173,14 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	}
 	k := l.controls
 	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup, Controller: k.controller, Tail: k.tail}
+	if e.random != nil && p.Seed != nil {
+		j.Rand = e.random(*p.Seed)
+	}
+	if n := req.MaxDraft; n != nil && *n == 0 {
+		j.Mode, j.Cap, j.Lookup, j.Controller = decode.Baseline, 0, false, nil
+	} else if n != nil && j.Mode == decode.Draft {
+		j.Cap, j.Controller = *n, nil // at most what the drafter can do
+	}
 	if a := req.Arm; a != nil {
 		if !slices.Contains(armsOf(l.info.Mode), a.Mode) {
 			return decode.Job{}, &Error{Kind: ErrInvalid, Field: "arms", Message: fmt.Sprintf("mode '%s' is not available with the loaded model (have: %s)", clip(a.Mode), strings.Join(armsOf(l.info.Mode), ", "))}
@@ -251,10 +272,7 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 			}
 		}
 	}
-	mode := l.info.Mode
-	if req.Arm != nil {
-		mode = req.Arm.Mode
-	}
+	mode := l.modeOf(&j)
 	t := telemetry.Request{Mode: mode, PromptTokens: len(j.Prompt), CachedTokens: out.Cached, CompletionTokens: len(res.Tokens), Rounds: out.Rounds,
 		TargetForwards: out.TargetForwards, LookupRounds: out.LookupRounds, Seconds: out.Total.Seconds(), PrefillSeconds: out.Prefill.Seconds(),
 		TTFTSeconds: ttft.Seconds(), Decay: l.log.Decay(req.ID), Cold: cold, SwapDeltaBytes: e.swapUsed() - swap}
@@ -273,6 +291,14 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	}
 	res.Model, res.PromptTokens, res.Stats = l.info.ID, j.Prompt, t.Summary()
 	return res, nil
+}
+
+// modeOf is the name of the way in which a job runs.
+func (l *loaded) modeOf(j *decode.Job) string {
+	if j.Mode == decode.Draft {
+		return l.run.Drafter().Mode()
+	}
+	return string(j.Mode)
 }
 
 func generationError(ctx context.Context, err error) error {
