@@ -58,6 +58,16 @@ type Request struct {
 	Logprobs int
 	// Reasoning splits thoughts from the answer; Tools parses tool calls.
 	Reasoning, Tools bool
+	// Adapter is the folder of a LoRA or DoRA adapter for this request, below
+	// Options.ModelRoot; "" = the one that the model was loaded with, if any.
+	Adapter string
+	// Drafter is the drafter that shall help with this request, named like a
+	// model; "" = whichever is loaded. Another than the loaded one is loaded
+	// first, with the model; see Engine.Generate.
+	Drafter string
+	// MaxDraft is the number of drafts per round: nil = as loaded, 0 = none, so
+	// that the model decodes plainly.
+	MaxDraft *int
 	// Arm runs the request in another way than the model was loaded for, and
 	// without the prefix cache; nil = as loaded.
 	Arm *Arm
@@ -155,6 +165,7 @@ type Result struct {
 type LoadRequest struct {
 	Model               string // "demo", a folder, a GGUF file, or the id of a local model
 	Drafter             string // like Model; "" = the pair's own
+	Adapter             string // folder of a LoRA or DoRA adapter, "" = none; the owner's only
 	Mode                string // auto (or ""), dspark, dflash, lookup, draft, baseline
 	MaxDraft            *int   // fixed cap; 0 = the controller ("auto")
 	LookupDrafts        *bool
@@ -233,14 +244,17 @@ type LoadProgress struct {
 	Download   *Download `json:"-"` // while files are fetched
 }
 
-// Download is how far the files of a load have come.
+// Download is how far the files of a model have come.
 type Download struct {
-	Repo           string // what is being fetched now
+	ID             string // for PauseDownload, ResumeDownload and CancelDownload
+	Model          string // as asked for
+	Repo           string // what is being fetched now: the model, or its drafter
 	State          string // of the download, see models.Progress
 	BytesDone      int64
 	BytesTotal     int64 // 0 = not known yet
 	BytesPerSecond float64
 	ETA            time.Duration // 0 = not known
+	Error          string        // of one that failed or was cancelled
 }
 
 // Status is a snapshot of the engine.

@@ -42,6 +42,8 @@ type loaded struct {
 	run     *decode.Runner
 	files   []*checkpoint.Checkpoint
 
+	adapters adapters
+
 	log    *telemetry.Log
 	totals telemetry.Totals
 
@@ -128,18 +130,55 @@ type voice struct {
 	kwargs map[string]any // template defaults
 }
 
-func (s source) voice(c *checkpoint.Checkpoint, r LoadRequest) (v *voice, err error) {
-	v = &voice{kwargs: map[string]any{}}
+// tokenizer reads the tokenizer that comes with a checkpoint.
+func (s source) tokenizer(c *checkpoint.Checkpoint) (t *tokenizer.Tokenizer, err error) {
 	switch {
 	case s.path == "":
-		v.tok, err = tokenizer.New(s.builtin["tokenizer.json"], s.builtin["tokenizer_config.json"])
+		t, err = tokenizer.New(s.builtin["tokenizer.json"], s.builtin["tokenizer_config.json"])
 	case c.GGUF() != nil:
-		v.tok, err = tokenizer.FromGGUF(ggufVocabulary(c.GGUF()))
+		t, err = tokenizer.FromGGUF(ggufVocabulary(c.GGUF()))
 	default:
-		v.tok, err = tokenizer.Load(openTokenizerDir(s.path))
+		t, err = tokenizer.Load(openTokenizerDir(s.path))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: tokenizer: %w", s.id, err)
+	}
+	return t, nil
+}
+
+// otherTokens compares the tokens of a draft model with those of its target. A
+// draft model that means other tokens by the same ids is of no use, though it
+// cannot do harm; the warning says so, in mlx-lm's words. nil = they agree.
+func otherTokens(target *tokenizer.Tokenizer, drafter source, c *checkpoint.Checkpoint) *Warning {
+	const what = "Draft model tokenizer does not match model tokenizer"
+	warn := func(format string, args ...any) *Warning {
+		return &Warning{Code: "load_note", Level: "attention", Message: fmt.Sprintf(format, args...) + "; answers stay right, but drafts may be of no use: choose a draft model of the target's own family"}
+	}
+	own, err := drafter.tokenizer(c)
+	if err != nil {
+		return warn("whether the draft model %s has the tokens of its target is not known: %v", drafter.id, err)
+	}
+	n, differ, at := min(target.VocabSize(), own.VocabSize()), 0, int32(-1)
+	for id := range int32(n) {
+		if target.Token(id) != own.Token(id) {
+			if differ++; at < 0 {
+				at = id
+			}
+		}
+	}
+	switch {
+	case differ > 0:
+		return warn("%s (%s): %d of %d tokens differ, first %d, which is %q there and %q here", what, drafter.id, differ, n, at, own.Token(at), target.Token(at))
+	case own.VocabSize() != target.VocabSize():
+		return warn("%s (%s): it has %d tokens, the target %d", what, drafter.id, own.VocabSize(), target.VocabSize())
+	}
+	return nil
+}
+
+func (s source) voice(c *checkpoint.Checkpoint, r LoadRequest) (v *voice, err error) {
+	v = &voice{kwargs: map[string]any{}}
+	if v.tok, err = s.tokenizer(c); err != nil {
+		return nil, err
 	}
 	if v.format, err = newFormat(v.tok); err != nil {
 		return nil, fmt.Errorf("%s: %w", s.id, err)
@@ -285,6 +324,11 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 			return nil, &Error{Kind: ErrInvalid, Field: "mode", Message: fmt.Sprintf("drafter %s is of kind %s, but mode %s was asked for; leave the mode out or choose another drafter", drafter.id, d.Mode(), mode)}
 		}
 	}
+	if d != nil && d.Mode() == "draft" {
+		if w := otherTokens(l.tok, *drafter, dc); w != nil {
+			l.notes = append(l.notes, *w)
+		}
+	}
 	l.run, err = decode.New(l.backend, l.model, d, decode.Options{Positions: cacheTokens + 64, Stored: max(e.opts.Slots, 0), KVType: layout.F32, KVBits: value(r.KVBits, 0)})
 	if err != nil {
 		if d != nil {
@@ -308,6 +352,14 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 			close(l.jobs)
 			return nil, loadError(err)
 		}
+	}
+	if r.Adapter != "" {
+		_, release, err := l.adapter(ctx, r.Adapter)
+		if err != nil {
+			close(l.jobs)
+			return nil, loadError(err)
+		}
+		release()
 	}
 	if value(r.Warmup, true) {
 		report(StateWarming, watched.progress)
@@ -477,6 +529,7 @@ func (l *loaded) retire() {
 }
 
 func (l *loaded) free() {
+	l.dropAdapters(0)
 	if l.run != nil {
 		l.run.Close()
 	}

@@ -123,10 +123,14 @@ func (o *Options) defaults() {
 func merge(base, r LoadRequest) LoadRequest {
 	out := base
 	out.Model, out.Unused = r.Model, r.Unused
-	// The start-up drafter belongs to the start-up model only.
+	// The start-up drafter and adapter belong to the start-up model only.
 	out.Drafter = r.Drafter
 	if r.Drafter == "" && (r.Model == base.Model || r.Model == "") {
 		out.Drafter = base.Drafter
+	}
+	out.Adapter = r.Adapter
+	if r.Adapter == "" && (r.Model == base.Model || r.Model == "") {
+		out.Adapter = base.Adapter
 	}
 	if out.Model == "" {
 		out.Model = base.Model
@@ -217,18 +221,27 @@ func (o *Options) inside(field, path string) error {
 			}
 		}
 	}
-	root, err := filepath.EvalSymlinks(o.ModelRoot)
-	if err == nil {
-		root, err = filepath.Abs(root)
-	}
-	full, err2 := filepath.EvalSymlinks(path)
-	if err2 == nil {
-		full, err2 = filepath.Abs(full)
-	}
-	if o.ModelRoot != "" && err == nil && err2 == nil {
-		if rel, err := filepath.Rel(root, full); err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+	full, err := realPath(path)
+	for _, root := range append([]string{o.ModelRoot}, o.Places.Folders...) {
+		if root == "" || err != nil {
+			continue
+		}
+		root, rerr := realPath(root)
+		if rerr != nil {
+			continue
+		}
+		if rel, rerr := filepath.Rel(root, full); rerr == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
 			return nil
 		}
 	}
 	return &Error{Kind: ErrInvalid, Field: field, Message: fmt.Sprintf("%s %q lies outside the folder that models may be loaded from; start the server with --model-root to allow it", field, path)}
+}
+
+// realPath is an absolute path without symbolic links.
+func realPath(path string) (string, error) {
+	full, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(full)
 }

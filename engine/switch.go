@@ -15,6 +15,7 @@ import (
 // are answered, then it is the next group's turn.
 type group struct {
 	load    LoadRequest
+	drafter string        // that the requests insist on; "" = none
 	waits   int           // requests in it
 	loading bool          // its load is under way
 	ready   chan struct{} // closed when model or err is set
@@ -120,19 +121,64 @@ func clip(s string) string {
 	return s
 }
 
-// take hands out the model that a request names, once it is loaded; done must
-// be called at the end. wait is told if that takes a while.
-func (e *Engine) take(ctx context.Context, name string, wait func()) (l *loaded, done func(), err error) {
+// withDrafter is the request that loads a model with the drafter that a request
+// names; nil = both are loaded. want is the model, nil = whichever is loaded.
+func (e *Engine) withDrafter(want *LoadRequest, drafter string) (*LoadRequest, error) {
+	e.mu.Lock()
+	present := e.model
+	if want == nil && present != nil {
+		want = &present.request
+	}
+	if want == nil {
+		want = e.comingLocked()
+	}
+	if want == nil {
+		defer e.mu.Unlock()
+		return nil, e.noneLocked()
+	}
+	e.mu.Unlock()
+	if present != nil && present.info.Target == want.Model && present.info.Drafter != "" && answersTo(present.info.Drafter, drafter) {
+		return nil, nil
+	}
+	if e.live.Load().NoModelSwitch {
+		return nil, &Error{Kind: ErrInvalid, Field: "draft_model", Message: "the drafter cannot be chosen per request here: the server runs with --no-model-switch; load the model with it"}
+	}
+	if err := e.opts.inside("draft_model", drafter); err != nil {
+		return nil, err
+	}
+	if _, err := e.opts.locate(drafter, "drafter"); err != nil {
+		return nil, &Error{Kind: ErrModelNotFound, Field: "draft_model", Message: err.Error(), Cause: err}
+	}
+	r := *want
+	r.Drafter, r.Mode = drafter, "auto"
+	return &r, nil
+}
+
+// take hands out the model that a request names, with the drafter that it names
+// (if it does), once both are loaded; done must be called at the end. wait is
+// told if that takes a while.
+func (e *Engine) take(ctx context.Context, name, drafter string, wait func()) (l *loaded, done func(), err error) {
 	want, err := e.wanted(name)
 	if err != nil {
 		return nil, nil, err
+	}
+	if drafter != "" {
+		r, err := e.withDrafter(want, drafter)
+		if err != nil {
+			return nil, nil, err
+		}
+		if r == nil {
+			drafter = "" // it is the one that is loaded
+		} else {
+			want = r
+		}
 	}
 	e.mu.Lock()
 	if e.closed {
 		e.mu.Unlock()
 		return nil, nil, errStopping()
 	}
-	if m := e.model; m != nil && (want == nil || m.info.Target == want.Model && len(e.groups) == 0) {
+	if m := e.model; m != nil && (want == nil || drafter == "" && m.info.Target == want.Model && len(e.groups) == 0) {
 		m.users.Add(1)
 		e.useLocked(1)
 		e.mu.Unlock()
@@ -145,7 +191,7 @@ func (e *Engine) take(ctx context.Context, name string, wait func()) (l *loaded,
 		defer e.mu.Unlock()
 		return nil, nil, e.noneLocked()
 	}
-	g := e.joinLocked(*want)
+	g := e.joinLocked(*want, drafter)
 	e.mu.Unlock()
 	wait()
 	select {
@@ -175,15 +221,15 @@ func (e *Engine) useLocked(n int) {
 	e.restIdle()
 }
 
-// joinLocked puts a request into the group that waits for its model.
-func (e *Engine) joinLocked(r LoadRequest) *group {
+// joinLocked puts a request into the group that waits for its model and drafter.
+func (e *Engine) joinLocked(r LoadRequest, drafter string) *group {
 	for _, g := range e.groups {
-		if g.load.Model == r.Model {
+		if g.load.Model == r.Model && (drafter == "" || g.drafter == drafter) {
 			g.waits++
 			return g
 		}
 	}
-	g := &group{load: r, waits: 1, ready: make(chan struct{})}
+	g := &group{load: r, drafter: drafter, waits: 1, ready: make(chan struct{})}
 	e.groups = append(e.groups, g)
 	if !e.switching {
 		e.switching = true
@@ -227,13 +273,17 @@ func (e *Engine) serveGroups() {
 		switch {
 		case e.closed:
 			err = errStopping()
-		case e.model != nil && e.model.info.Target == g.load.Model:
+		case e.model != nil && e.model.info.Target == g.load.Model && (g.drafter == "" || e.model.info.Drafter == g.drafter):
 		default:
 			g.loading = true
+			known := slices.Clone(e.known)
 			e.mu.Unlock()
 			full := e.complete(g.load)
 			err = e.swap(e.begin(full, func() {}), full, false)
 			e.mu.Lock()
+			if g.drafter != "" && slices.ContainsFunc(known, func(k LoadRequest) bool { return k.Model == full.Model }) {
+				e.known = known // the drafter was for these requests, not for good
+			}
 			g.loading = false
 		}
 		if g.waits > 0 {
