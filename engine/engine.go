@@ -20,7 +20,7 @@ type Engine struct {
 	started time.Time
 	random  func(seed uint64) sample.Source // of a request with a seed; nil = sample.NewRNG
 	stop    context.CancelFunc              // ends the engine's own goroutines
-	ending  <-chan struct{} // closed by it
+	ending  <-chan struct{}                 // closed by it
 	own     sync.WaitGroup                  // those
 
 	live  atomic.Pointer[Live]

@@ -10,9 +10,6 @@ import (
 	"sparkbar/engine/models"
 )
 
-// progressPeriod is how often a download is told about.
-const progressPeriod = 250 * time.Millisecond
-
 // resolve finds the target, the mode and the drafter of a plan. A drafter that
 // only the table of published pairs names is used when it is on this machine or
 // can be fetched; mode auto does without it.
@@ -89,63 +86,40 @@ func request(id string) models.Request {
 	return models.Request{Repo: repo, File: file}
 }
 
-// fetch downloads and tells how far it is.
+// fetch downloads and tells how far it is. A download of the same that is under
+// way is waited for; it goes on when this load is cancelled.
 func (e *Engine) fetch(ctx context.Context, model string, what []models.Request, report func(State, LoadProgress)) ([]models.Snapshot, error) {
-	for _, q := range what {
-		if strings.Count(q.Repo, "/") != 1 || strings.ContainsAny(q.Repo[:1], `/.~`) || strings.Contains(q.Repo, `\`) { // a local name or path, not a repository
-			_, err := e.opts.locate(q.Repo, "model")
-			return nil, err
-		}
+	d, started, err := e.startDownload(model, what)
+	if err != nil {
+		return nil, err
 	}
-	job := e.opts.Downloader.Start(what...)
+	if !started {
+		e.ResumeDownload(d.id)
+	}
 	tell := func() {
-		p := job.Progress()
-		report(StateDownloading, LoadProgress{Model: model, BytesDone: p.BytesDone, BytesTotal: p.BytesTotal,
-			Download: &Download{Repo: p.Repo, State: string(p.State), BytesDone: p.BytesDone, BytesTotal: p.BytesTotal, BytesPerSecond: p.BytesPerSecond, ETA: p.ETA}})
+		now := d.info()
+		report(StateDownloading, LoadProgress{Model: model, BytesDone: now.BytesDone, BytesTotal: now.BytesTotal, Download: &now})
 	}
 	tell()
 	tick := time.NewTicker(progressPeriod)
 	defer tick.Stop()
-	for ended, gone := job.Done(), ctx.Done(); ended != nil; {
+	for gone := ctx.Done(); !isClosed(d.done); {
 		select {
-		case <-ended:
-			ended = nil
+		case <-d.done:
 		case <-gone:
+			if !started {
+				return nil, &Error{Kind: ErrCancelled, Message: fmt.Sprintf("the load was cancelled; the download of %s, which was under way before, goes on", d.info().Repo)}
+			}
 			gone = nil
 			e.mu.Lock()
 			cleanup := e.cleanup
 			e.mu.Unlock()
-			job.Cancel(cleanup)
+			e.CancelDownload(d.id, cleanup)
 		case <-tick.C:
 			tell()
 		}
 	}
-	got, err := job.Wait(context.Background())
-	if e.opts.Catalogue != nil && e.opts.Catalogue.Rescan() {
-		e.bus.Publish("models", struct{}{})
-	}
-	if err == nil {
-		return got, nil
-	}
-	out := &Error{Kind: ErrDownload, Message: err.Error(), Cause: err}
-	var me *models.Error
-	if errors.As(err, &me) {
-		switch me.Kind {
-		case models.ErrInvalid, models.ErrUnusable:
-			out.Kind, out.Field = ErrInvalid, "model"
-		case models.ErrNotFound:
-			out.Kind, out.Field = ErrModelNotFound, "model"
-		case models.ErrCancelled:
-			e.mu.Lock()
-			kept := "partial files kept — loading it again resumes"
-			if e.cleanup {
-				kept = "partial files removed"
-			}
-			e.mu.Unlock()
-			out.Kind, out.Message = ErrCancelled, fmt.Sprintf("download of %s cancelled (%s)", me.Repo, kept)
-		}
-	}
-	return nil, out
+	return d.result, d.err
 }
 
 // fit decides from the sizes of the files and the wanted context whether memory

@@ -179,6 +179,9 @@ func (j *Job) Progress() Progress {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	p := j.p
+	if j.resumed != nil && p.State != StateDone && p.State != StateFailed {
+		p.State = StatePaused // what is on its way still comes to an end
+	}
 	if p.State != StateDownloading && p.State != StateWaiting {
 		return p
 	}
