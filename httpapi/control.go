@@ -19,6 +19,7 @@ type controlStatus struct {
 	Model   *string `json:"model"`
 	Error   *string `json:"error"`
 	*loadStatus
+	Downloads []downloadProgress `json:"downloads,omitempty"` // under way, for loads and on their own
 }
 
 // loadStatus is there while a load is under way.
@@ -28,23 +29,24 @@ type loadStatus struct {
 	Progress *engine.LoadProgress `json:"progress"`
 }
 
-// downloadProgress is there while files are fetched.
+// downloadProgress is how far the files of a model have come.
 type downloadProgress struct {
-	Repo       string `json:"repo"`
+	Repo       string `json:"repo"` // what is being fetched now
 	BytesDone  int64  `json:"bytes_done"`
 	BytesTotal *int64 `json:"bytes_total"` // nil while unknown
-	State      string `json:"state"`
+	// State is planning, waiting (another process fetches the same),
+	// downloading, paused, done, failed or cancelled.
+	State string `json:"state"`
 	// BytesPerSecond is 0 and ETASeconds nil while unknown.
 	BytesPerSecond float64  `json:"bytes_per_second"`
 	ETASeconds     *float64 `json:"eta_seconds"`
+	ID             string   `json:"id"`    // for the routes of /admin/downloads
+	Model          string   `json:"model"` // as asked for
+	Error          *string  `json:"error"` // of one that failed or was cancelled
 }
 
-func downloadOf(p *engine.LoadProgress) *downloadProgress {
-	if p == nil || p.Download == nil {
-		return nil
-	}
-	d := p.Download
-	out := &downloadProgress{Repo: d.Repo, BytesDone: d.BytesDone, State: d.State, BytesPerSecond: tenths(d.BytesPerSecond)}
+func downloadOf(d engine.Download) downloadProgress {
+	out := downloadProgress{Repo: d.Repo, BytesDone: d.BytesDone, State: d.State, BytesPerSecond: tenths(d.BytesPerSecond), ID: d.ID, Model: d.Model, Error: optional(d.Error)}
 	if d.BytesTotal > 0 {
 		out.BytesTotal = &d.BytesTotal
 	}
@@ -53,6 +55,15 @@ func downloadOf(p *engine.LoadProgress) *downloadProgress {
 		out.ETASeconds = &s
 	}
 	return out
+}
+
+// loadDownload is the download that a load waits for, nil = none.
+func loadDownload(p *engine.LoadProgress) *downloadProgress {
+	if p == nil || p.Download == nil {
+		return nil
+	}
+	d := downloadOf(*p.Download)
+	return &d
 }
 
 // loadPhase names what a load is doing; false if none is under way.
@@ -66,19 +77,24 @@ func loadPhase(st engine.Status) (string, bool) {
 	return "", false
 }
 
-func controlStatusOf(st engine.Status) controlStatus {
-	s := controlStatus{Ready: st.Model != nil, Error: optional(st.LastError)}
+func (s *Server) controlStatus(st engine.Status) controlStatus {
+	out := controlStatus{Ready: st.Model != nil, Error: optional(st.LastError)}
 	if st.Model != nil {
-		s.Model = &st.Model.ID
+		out.Model = &st.Model.ID
 	}
 	if phase, ok := loadPhase(st); ok {
-		s.Loading, s.loadStatus = true, &loadStatus{Phase: phase, Download: downloadOf(st.Loading), Progress: st.Loading}
+		out.Loading, out.loadStatus = true, &loadStatus{Phase: phase, Download: loadDownload(st.Loading), Progress: st.Loading}
 	}
-	return s
+	for _, d := range s.engine.Downloads() {
+		if d.Error == "" && d.State != "done" {
+			out.Downloads = append(out.Downloads, downloadOf(d))
+		}
+	}
+	return out
 }
 
 func (s *Server) adminStatus(c *gin.Context) *apiError {
-	s.reply(c, http.StatusOK, controlStatusOf(s.engine.Status()))
+	s.reply(c, http.StatusOK, s.controlStatus(s.engine.Status()))
 	return nil
 }
 
@@ -107,7 +123,7 @@ func (s *Server) adminLoad(c *gin.Context) *apiError {
 		}
 		return e
 	}
-	s.reply(c, status, controlStatusOf(st))
+	s.reply(c, status, s.controlStatus(st))
 	return nil
 }
 
@@ -129,15 +145,9 @@ func (s *Server) adminLoadCancel(c *gin.Context) *apiError {
 	if err != nil {
 		return err
 	}
-	cleanup := false
-	if v, ok := f.get("cleanup"); ok {
-		switch string(v) {
-		case "true":
-			cleanup = true
-		case "false":
-		default:
-			return invalid("cleanup", "'cleanup' must be a boolean")
-		}
+	cleanup, err := f.flag("cleanup", false)
+	if err != nil {
+		return err
 	}
 	loading := s.engine.Status().Loading
 	if !s.engine.CancelLoad(cleanup) {
@@ -163,7 +173,7 @@ func (s *Server) adminUnload(c *gin.Context) *apiError {
 	if err != nil {
 		return fromEngine(err, "could not unload")
 	}
-	s.reply(c, http.StatusOK, controlStatusOf(st))
+	s.reply(c, http.StatusOK, s.controlStatus(st))
 	return nil
 }
 

@@ -37,6 +37,14 @@ type Engine interface {
 	// removes what was downloaded for it.
 	CancelLoad(cleanup bool) bool
 	Unload(ctx context.Context) (engine.Status, error)
+	// Downloads are those under way, for loads and on their own, and the latest
+	// that have ended. The others change one that is under way; false = there is
+	// none of that id.
+	Downloads() []engine.Download
+	StartDownload(model string, drafter bool) (engine.Download, error)
+	PauseDownload(id string) (engine.Download, bool)
+	ResumeDownload(id string) (engine.Download, bool)
+	CancelDownload(id string, cleanup bool) (engine.Download, bool)
 	Events() *telemetry.Bus
 	// Rounds is the log of the loaded model, empty without one.
 	Rounds() *telemetry.Log
@@ -167,6 +175,11 @@ func (s *Server) routes() {
 	s.handle(http.MethodGet, "/admin/status", s.adminStatus)
 	s.handle(http.MethodGet, "/admin/events", s.adminEvents)
 	s.handle(http.MethodGet, "/admin/models", s.adminModels)
+	s.handle(http.MethodGet, "/admin/downloads", s.adminDownloads)
+	s.handle(http.MethodPost, "/admin/downloads", s.adminDownload)
+	s.handle(http.MethodPost, "/admin/downloads/:id/pause", s.adminPauseDownload)
+	s.handle(http.MethodPost, "/admin/downloads/:id/resume", s.adminResumeDownload)
+	s.handle(http.MethodPost, "/admin/downloads/:id/cancel", s.adminCancelDownload)
 	s.handle(http.MethodPost, "/admin/race", s.race)
 	s.handle(http.MethodGet, "/admin/requests", s.adminRequests)
 	s.handle(http.MethodPost, "/admin/requests/:id/cancel", s.adminCancelRequest)

@@ -102,7 +102,7 @@ func (s *Server) healthOf(st engine.Status) any {
 	m := st.Model
 	if m == nil || loading {
 		h := notReady{Status: "no_model", Loading: loading, Warnings: warnings, Error: optional(st.LastError),
-			Download: downloadOf(st.Loading), Progress: st.Loading, liveness: s.livenessOf(st)}
+			Download: loadDownload(st.Loading), Progress: st.Loading, liveness: s.livenessOf(st)}
 		if loading {
 			h.Status, h.Phase = "loading", &phase
 		}
@@ -416,7 +416,7 @@ func (s *Server) events(c *gin.Context) *apiError {
 }
 
 // adminEvents streams everything, across loads and swaps. A state event has
-// the shape of GET /health.
+// the shape of GET /health, a download event that of GET /admin/downloads.
 func (s *Server) adminEvents(c *gin.Context) *apiError {
 	ctx, cancel := s.untilStop(c)
 	defer cancel()
@@ -434,8 +434,11 @@ func (s *Server) adminEvents(c *gin.Context) *apiError {
 		case !ok:
 			err = out.write(eventComment)
 		default:
-			if st, ok := e.Data.(engine.Status); ok {
-				e.Data = s.healthOf(st)
+			switch data := e.Data.(type) {
+			case engine.Status:
+				e.Data = s.healthOf(data)
+			case engine.Download:
+				e.Data = downloadOf(data)
 			}
 			if _, bad := json.Marshal(e.Data); bad != nil {
 				s.options.Log.Error(errNotEncoded, "event", e.Name, "error", bad)

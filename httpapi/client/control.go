@@ -7,14 +7,54 @@ import (
 	"net/url"
 )
 
-// Download is how far the files of a load have come.
+// Download is how far the files of a model have come.
 type Download struct {
-	Repo           string  `json:"repo"`
+	ID    string `json:"id"`
+	Model string `json:"model"` // as asked for
+	Repo  string `json:"repo"`  // what is being fetched now: the model, or its drafter
+	// State is planning, waiting (another process fetches the same),
+	// downloading, paused, done, failed or cancelled.
 	State          string  `json:"state"`
 	BytesDone      int64   `json:"bytes_done"`
 	BytesTotal     int64   `json:"bytes_total"` // 0 = not known yet
 	BytesPerSecond float64 `json:"bytes_per_second"`
 	ETASeconds     float64 `json:"eta_seconds"` // 0 = not known
+	Error          string  `json:"error"`       // of one that failed or was cancelled
+}
+
+// Downloads lists the downloads under way, then the latest that have ended.
+func (c *Client) Downloads(ctx context.Context) ([]Download, error) {
+	r, err := get[struct {
+		Downloads []Download `json:"downloads"`
+	}](ctx, c, "/admin/downloads")
+	return r.Downloads, err
+}
+
+// StartDownload fetches a model of the hub and, with drafter, the one that is
+// published for it, without loading it.
+func (c *Client) StartDownload(ctx context.Context, model string, drafter bool) (Download, error) {
+	return post[Download](ctx, c, "/admin/downloads", struct {
+		Model   string `json:"model"`
+		Drafter bool   `json:"drafter"`
+	}{model, drafter})
+}
+
+// PauseDownload stops a transfer until ResumeDownload.
+func (c *Client) PauseDownload(ctx context.Context, id string) (Download, error) {
+	return post[Download](ctx, c, "/admin/downloads/"+url.PathEscape(id)+"/pause", struct{}{})
+}
+
+// ResumeDownload lets a paused download go on.
+func (c *Client) ResumeDownload(ctx context.Context, id string) (Download, error) {
+	return post[Download](ctx, c, "/admin/downloads/"+url.PathEscape(id)+"/resume", struct{}{})
+}
+
+// CancelDownload ends a download, and the load that waits for it. What is here
+// stays for the next try, unless cleanup is set.
+func (c *Client) CancelDownload(ctx context.Context, id string, cleanup bool) (Download, error) {
+	return post[Download](ctx, c, "/admin/downloads/"+url.PathEscape(id)+"/cancel", struct {
+		Cleanup bool `json:"cleanup"`
+	}{cleanup})
 }
 
 // Request is a generation under way.

@@ -5,6 +5,7 @@ package enginetest
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -66,6 +67,7 @@ type Engine struct {
 	Info     engine.MachineInfo
 	Findings []engine.Finding
 	Running  []engine.RequestInfo
+	Fetching []engine.Download
 }
 
 // Model is a loaded model for tests.
@@ -270,6 +272,52 @@ func (e *Engine) CancelLoad(bool) bool {
 func (e *Engine) Unload(context.Context) (engine.Status, error) {
 	e.SetStatus(engine.Status{State: engine.StateIdle, Version: "1.2.3"})
 	return e.Status(), nil
+}
+
+// Downloads returns Fetching.
+func (e *Engine) Downloads() []engine.Download {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.Fetching)
+}
+
+// StartDownload pretends to begin a download, or fails as loads do.
+func (e *Engine) StartDownload(model string, _ bool) (engine.Download, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.loadErr != nil {
+		return engine.Download{}, e.loadErr
+	}
+	d := engine.Download{ID: "dl_" + strings.ReplaceAll(model, "/", "_"), Model: model, Repo: model, State: "planning"}
+	e.Fetching = append(e.Fetching, d)
+	return d, nil
+}
+
+// PauseDownload marks one of Fetching.
+func (e *Engine) PauseDownload(id string) (engine.Download, bool) { return e.mark(id, "paused", "") }
+
+// ResumeDownload marks one of Fetching.
+func (e *Engine) ResumeDownload(id string) (engine.Download, bool) {
+	return e.mark(id, "downloading", "")
+}
+
+// CancelDownload marks one of Fetching.
+func (e *Engine) CancelDownload(id string, cleanup bool) (engine.Download, bool) {
+	return e.mark(id, "cancelled", "cancelled, cleanup "+fmt.Sprint(cleanup))
+}
+
+func (e *Engine) mark(id, state, failure string) (engine.Download, bool) {
+	e.mu.Lock()
+	i := slices.IndexFunc(e.Fetching, func(d engine.Download) bool { return d.ID == id && d.Error == "" })
+	if i < 0 {
+		e.mu.Unlock()
+		return engine.Download{}, false
+	}
+	e.Fetching[i].State, e.Fetching[i].Error = state, failure
+	d := e.Fetching[i]
+	e.mu.Unlock()
+	e.Bus.Publish("download", d)
+	return d, true
 }
 
 // Events returns Bus.
