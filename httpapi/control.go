@@ -145,7 +145,7 @@ func (s *Server) adminLoadCancel(c *gin.Context) *apiError {
 	if err != nil {
 		return err
 	}
-	cleanup, err := f.flag("cleanup", false)
+	cleanup, err := f.switched("cleanup", false)
 	if err != nil {
 		return err
 	}

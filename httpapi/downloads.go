@@ -36,7 +36,7 @@ func (s *Server) adminDownload(c *gin.Context) *apiError {
 	if len(v) == 0 || json.Unmarshal(v, &model) != nil || strings.TrimSpace(model) == "" {
 		return invalid("model", "a download needs a 'model': a repo of the hub, such as mlx-community/Qwen3-4B-8bit")
 	}
-	drafter, err := f.flag("drafter", true)
+	drafter, err := f.switched("drafter", true)
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func (s *Server) changeDownload(c *gin.Context, do func(id string, cleanup bool)
 	if err != nil {
 		return err
 	}
-	cleanup, err := f.flag("cleanup", false)
+	cleanup, err := f.switched("cleanup", false)
 	if err != nil {
 		return err
 	}
@@ -80,8 +80,8 @@ func (s *Server) changeDownload(c *gin.Context, do func(id string, cleanup bool)
 	return nil
 }
 
-// flag reads a boolean.
-func (f *fields) flag(name string, def bool) (bool, *apiError) {
+// switched reads a boolean that is def where it is absent.
+func (f *fields) switched(name string, def bool) (bool, *apiError) {
 	v, ok := f.get(name)
 	if !ok {
 		return def, nil
