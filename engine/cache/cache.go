@@ -504,7 +504,7 @@ func (c *Cache) Plan(prog *compute.Program, params *compute.Params, parts []Part
 		if p.Prefill && r.Prefill == math.MaxInt {
 			r.Prefill = r.N
 		}
-		if err := p.Seq.reserve(n); err != nil {
+		if err := p.Seq.Reserve(n); err != nil {
 			return nil, err
 		}
 		for i := range n {
@@ -630,8 +630,9 @@ func (c *Cache) Settle() error {
 	return compute.Run(c.b, &prog, nil)
 }
 
-// reserve makes room for n more positions: writable pages for each of them.
-func (s *Seq) reserve(n int) error {
+// Reserve makes room for n more positions: writable pages for each of them, which
+// the next step takes. Plan does so, too; asking first tells whose rows do not fit.
+func (s *Seq) Reserve(n int) error {
 	if n == 0 {
 		return nil
 	}

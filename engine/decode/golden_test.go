@@ -119,7 +119,7 @@ func open(t testing.TB, b compute.Backend, target, drafter string, window int, w
 	}
 	var d draft.Drafter
 	if drafter != "" {
-		if d, err = draft.Open(openFile(drafter), draft.Host{Model: m, Backend: b, Positions: 4096, Sequences: 4, Window: window}); err != nil {
+		if d, err = draft.Open(openFile(drafter), draft.Host{Model: m, Backend: b, Positions: 4096, Sequences: 16, Window: window}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -21,16 +21,22 @@ const (
 // width, and the drafter at its smallest, middle and largest cap, at a context of
 // up to 512 tokens. The cap controller works on these curves.
 func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
-	r.t.model = r.t.base
 	g := &generation{r: r, j: Job{Mode: Draft}, sampler: sample.NewSampler(sample.Params{})}
 	defer context.AfterFunc(ctx, g.stop.Set)()
-	defer func() { g.close() }()
+	defer g.close()
 	var err error
 	if g.seq, err = r.t.cache.NewSeq(); err != nil {
 		return nil, err
 	}
-	if g.ctx, err = r.drafter.NewContext(nil); err != nil {
+	if g.drafts, err = r.drafter.NewContext(nil); err != nil {
 		return nil, err
+	}
+	forward := func(ids []int32, want outputs) error {
+		if err := g.drafts.Flush(&g.stop); err != nil {
+			return err
+		}
+		g.plan(ids, want)
+		return r.t.forward(r.t.model, []*share{&g.share}, true, &g.stop)
 	}
 	widest := r.drafter.MaxDraft() + 1
 	depth := min(measureDepth, max(r.opts.Positions/2-widest, 1))
@@ -38,11 +44,10 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 	for i := range ids {
 		ids[i] = min(7, int32(r.t.model.Vocab)-1)
 	}
-	p, err := g.forward(ids, noRows)
-	if err != nil {
+	if err := forward(ids, noRows); err != nil {
 		return nil, stopError(ctx, err)
 	}
-	if err := g.keep(p.fused, ids); err != nil {
+	if err := g.keep(len(ids)); err != nil {
 		return nil, stopError(ctx, err)
 	}
 	began := r.now()
@@ -62,7 +67,7 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 	verify, drafter := map[int]float64{}, map[int]float64{}
 	for w := 1; w <= widest && (w <= 2 || r.now().Sub(began) < measureBudget); w++ {
 		if verify[w], err = point(func() error {
-			_, err := g.forward(ids[:w], allRows)
+			err := forward(ids[:w], allRows)
 			g.seq.Advance(0)
 			return err
 		}); err != nil {
@@ -74,7 +79,7 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 			continue
 		}
 		if drafter[c], err = point(func() error {
-			_, err := g.ctx.Propose(draft.Request{Pending: ids[0], Cap: c, Sampler: g.sampler, Stop: &g.stop})
+			_, err := g.drafts.Propose(draft.Request{Pending: ids[0], Cap: c, Sampler: g.sampler, Stop: &g.stop})
 			return err
 		}); err != nil {
 			return nil, err
@@ -88,7 +93,7 @@ func (g *generation) close() {
 	if g.seq != nil {
 		g.seq.Close()
 	}
-	if g.ctx != nil {
-		g.ctx.Close()
+	if g.drafts != nil {
+		g.drafts.Close()
 	}
 }

@@ -149,10 +149,10 @@ func TestRollbackGoldens(t *testing.T) {
 		for _, b := range backends(t) {
 			g := open(t, b, specDir+"/checkpoints/"+name, "", 0, nil)
 			tg := &g.run.t
-			step := func(q *cache.Seq, ids []int32, want outputs, keep int) pass {
+			step := func(q *cache.Seq, ids []int32, want outputs, keep int) share {
 				t.Helper()
-				p, err := tg.forward(q, ids, want, false, nil)
-				if err != nil {
+				p := share{seq: q, ids: ids, want: want}
+				if err := tg.forward(tg.model, []*share{&p}, false, nil); err != nil {
 					t.Fatal(err)
 				}
 				q.Advance(keep)

@@ -14,14 +14,26 @@ import (
 
 // generation is a job in progress.
 type generation struct {
-	r   *Runner
-	j   Job
-	out Outcome
+	r     *Runner
+	j     Job
+	ctx   context.Context
+	model *arch.Model // with the job's adapter
+	over  func(Outcome, error)
+	out   Outcome
 
-	reuse *cache.Reuse  // what the prefix store had
-	seq   *cache.Seq    // the target's past: everything committed but the pending token
-	ctx   draft.Context // the drafter's, alike; nil without one
-	good  bool          // both are consistent and may be stored
+	reuse  *cache.Reuse  // what the prefix store had; nil before open
+	seq    *cache.Seq    // the target's past: everything committed but the pending token
+	drafts draft.Context // the drafter's, alike; nil without one
+	good   bool          // both are consistent and may be stored
+	at     int           // prompt tokens in the past
+	marks  []int         // see marks
+
+	// The coming step, or the one that just ran.
+	share share
+	prop  draft.Proposal
+	rd    Round
+	n     int // accepted drafts
+	next  []Token
 
 	sampler   *sample.Sampler
 	penalties *sample.Penalizer
@@ -36,101 +48,98 @@ type generation struct {
 	last  time.Time // end of the round before
 }
 
-func (g *generation) run(ctx context.Context) error {
-	first, err := g.prefill(ctx)
-	if err != nil {
-		return err
-	}
-	if g.j.Mode == Baseline { // here the first token counts as a round
-		g.out.Rounds = 1
-		g.report(Round{Source: Plain, Committed: []int32{first.ID}, Pending: g.j.Prompt[len(g.j.Prompt)-1]})
-	}
-	done := g.commit([]Token{first})
-	for !done {
-		if err := ctx.Err(); err != nil {
-			return context.Cause(ctx)
-		}
-		if done, err = g.round(); err != nil {
+// reading reports whether the prompt is not yet in the past.
+func (g *generation) reading() bool { return g.at < len(g.j.Prompt) }
+
+// open begins the past: with what the prefix store has of the prompt.
+func (g *generation) open() (err error) {
+	r := g.r
+	g.reuse = &cache.Reuse{}
+	if !g.j.NoStore {
+		if g.reuse, err = r.store.Take(g.key(), g.j.Prompt); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// prefill reads the prompt, as far as the prefix store does not have it, and
-// chooses the first token.
-func (g *generation) prefill(ctx context.Context) (Token, error) {
-	r, prompt := g.r, g.j.Prompt
-	var err error
-	g.reuse = &cache.Reuse{}
-	if !g.j.NoStore {
-		if g.reuse, err = r.store.Take(g.key(), prompt); err != nil {
-			return Token{}, err
-		}
-	}
-	g.out.Cached = g.reuse.Length
+	g.at, g.out.Cached = g.reuse.Length, g.reuse.Length
 	var own *cache.Seq // the drafter's past
 	if len(g.reuse.Seqs) > 1 {
 		own = g.reuse.Seqs[1]
 	}
-	if g.out.Cached > 0 {
+	if g.at > 0 {
 		g.seq = g.reuse.Seqs[0]
 	} else if g.seq, err = r.t.cache.NewSeq(); err != nil {
-		return Token{}, err
+		return err
 	}
 	if g.j.Mode != Draft {
 		own.Close()
-	} else if g.ctx, err = r.drafter.NewContext(own); err != nil {
+	} else if g.drafts, err = r.drafter.NewContext(own); err != nil {
 		own.Close()
-		return Token{}, err
+		return err
 	}
-	marks := g.marks()
-	var p pass
-	for at := g.out.Cached; at < len(prompt); {
-		if ctx.Err() != nil {
-			return Token{}, context.Cause(ctx)
-		}
-		n := min(r.opts.Chunk, len(prompt)-at)
-		if len(marks) > 0 {
-			n = min(n, marks[0]-at)
-		}
-		want := noRows
-		if at+n == len(prompt) {
-			want = lastRow
-		}
-		if p, err = g.forward(prompt[at:at+n], want); err != nil {
-			return Token{}, err
-		}
-		if err := g.keep(p.fused, prompt[at:at+n]); err != nil {
-			return Token{}, err
-		}
-		at += n
-		if len(marks) > 0 && at == marks[0] {
-			if err := g.snapshot(len(marks) == 1); err != nil {
-				return Token{}, err
-			}
-			marks = marks[1:]
-		}
-		if g.j.Prefill != nil {
-			g.j.Prefill(at, len(prompt))
-		}
-	}
-	g.good = true
-	tokens, _, err := g.accept(p, nil, nil)
-	if err != nil {
-		return Token{}, err
-	}
-	g.last = r.now()
-	g.out.Prefill = g.last.Sub(g.began)
-	return tokens[0], nil
+	g.marks = g.rememberAt()
+	return nil
 }
 
-// marks are where the prompt's past is to be remembered on the way, because it
-// cannot be cut later: at rungs, and last at the stable boundary, up to which
+// read plans the next rows of the prompt, at most room of them.
+func (g *generation) read(room int) error {
+	if g.reuse == nil {
+		if err := g.open(); err != nil {
+			return err
+		}
+	}
+	end := min(g.at+room, len(g.j.Prompt))
+	if len(g.marks) > 0 {
+		end = min(end, g.marks[0])
+	}
+	want := noRows
+	if end == len(g.j.Prompt) {
+		want = lastRow
+	}
+	g.out.TargetForwards = 1 // all chunks of a prompt are one forward of it
+	g.plan(g.j.Prompt[g.at:end], want)
+	return nil
+}
+
+// plan sets the rows of the coming step.
+func (g *generation) plan(ids []int32, want outputs) {
+	g.share = share{seq: g.seq, ids: ids, want: want}
+}
+
+// readOn ends a step that read prompt: it remembers the past at marks and, at
+// the end of the prompt, commits the first token.
+func (g *generation) readOn() (done bool, err error) {
+	g.at += len(g.share.ids)
+	if len(g.marks) > 0 && g.at == g.marks[0] {
+		if err := g.snapshot(len(g.marks) == 1); err != nil {
+			return false, err
+		}
+		g.marks = g.marks[1:]
+	}
+	if g.j.Prefill != nil {
+		g.j.Prefill(g.at, len(g.j.Prompt))
+	}
+	if g.reading() {
+		return false, nil
+	}
+	first, _, err := g.accept(nil, nil)
+	if err != nil {
+		return false, err
+	}
+	g.last = g.r.now()
+	g.out.Prefill = g.last.Sub(g.began)
+	if g.j.Mode == Baseline { // here the first token counts as a round
+		g.out.Rounds = 1
+		g.report(Round{Source: Plain, Committed: []int32{first[0].ID}, Pending: g.j.Prompt[len(g.j.Prompt)-1]})
+	}
+	return g.commit(first), nil
+}
+
+// rememberAt says where the prompt's past is to be remembered on the way, because
+// it cannot be cut later: at rungs, and last at the stable boundary, up to which
 // the next turn's prompt will be the same.
-func (g *generation) marks() []int {
+func (g *generation) rememberAt() []int {
 	r := g.r
-	own := r.drafter == nil || g.ctx == nil || r.drafter.Cache() == nil || r.drafter.Cache().Trimmable()
+	own := r.drafter == nil || g.drafts == nil || r.drafter.Cache() == nil || r.drafter.Cache().Trimmable()
 	if g.j.NoStore || r.opts.Stored <= 0 || own && r.t.cache.Trimmable() {
 		return nil
 	}
@@ -152,16 +161,16 @@ func (g *generation) snapshot(stable bool) error {
 		return err
 	}
 	err := add(g.seq)
-	if err == nil && g.ctx != nil && g.r.drafter.Cache() != nil {
+	if err == nil && g.drafts != nil && g.r.drafter.Cache() != nil {
 		var own *cache.Seq
-		if own, err = g.ctx.Finish(&g.stop); err == nil {
+		if own, err = g.drafts.Finish(&g.stop); err == nil {
 			if err = add(own); err == nil {
-				g.ctx, err = g.r.drafter.NewContext(own)
+				g.drafts, err = g.r.drafter.NewContext(own)
 			}
 		}
 		if err != nil {
 			own.Close()
-			g.ctx = nil
+			g.drafts = nil
 		}
 	}
 	if err != nil {
@@ -188,95 +197,108 @@ func adapterKey(a *arch.Adapter) any {
 	return a
 }
 
-// forward runs the target once.
-func (g *generation) forward(ids []int32, want outputs) (pass, error) {
-	g.good = false
-	if g.ctx != nil { // the drafter still reads the last forward's rows
-		if err := g.ctx.Flush(&g.stop); err != nil {
-			return pass{}, err
-		}
-	}
-	g.out.TargetForwards++
-	if want != allRows && g.out.TargetForwards > 1 {
-		g.out.TargetForwards = 1 // all chunks of a prompt are one forward of it
-	}
-	return g.r.t.forward(g.seq, ids, want, g.ctx != nil, &g.stop)
-}
-
-// keep commits the first rows of the last forward, those of ids.
-func (g *generation) keep(fused compute.View, ids []int32) error {
-	g.seq.Advance(len(ids))
-	if g.ctx == nil {
+// keep commits the first n rows of the step, whose rows of taps the drafter reads
+// when it comes to it.
+func (g *generation) keep(n int) error {
+	g.seq.Advance(n)
+	if g.drafts == nil {
 		return nil
 	}
+	fused := g.share.fused
 	if fused.Given() {
-		fused = fused.Slice(0, len(ids))
+		fused = fused.Slice(0, n)
 	}
-	return g.ctx.Observe(ids, fused, &g.stop)
+	return g.drafts.Observe(g.share.ids[:n], fused, &g.stop)
 }
 
-// round proposes, verifies, accepts, rolls back and emits.
-func (g *generation) round() (done bool, err error) {
-	r, j := g.r, &g.j
+// propose begins a round: drafts, at most budget of the drafter's (below 0 = as
+// many as the job allows), and with them the rows to verify.
+func (g *generation) propose(budget int) (err error) {
+	j := &g.j
 	pending := g.out.Tokens[len(g.out.Tokens)-1]
 	room := j.MaxTokens - len(g.out.Tokens) - 1 // drafts beyond this cannot be used
 	rd := Round{Index: g.out.Rounds, Pending: pending, Source: Plain}
 
-	var prop draft.Proposal
+	g.prop = draft.Proposal{}
 	if g.index != nil {
-		if copied := g.index.Propose(nil, room, g.gate.Allowed()); len(copied) > 0 {
-			prop.Tokens, prop.Drafted = copied, copied
+		most := room
+		if j.Mode == Lookup && j.Cap > 0 {
+			most = min(most, j.Cap)
+		}
+		if budget >= 0 {
+			most = min(most, budget)
+		}
+		if copied := g.index.Propose(nil, most, g.gate.Allowed()); len(copied) > 0 {
+			g.prop.Tokens, g.prop.Drafted = copied, copied
 			rd.Source = FromLookup
 		}
 	}
 	rd.Cap = g.cap()
+	if budget >= 0 {
+		rd.Cap = min(rd.Cap, budget)
+	}
 	if j.Mode == Draft && rd.Source == Plain && min(rd.Cap, room) > 0 {
-		prop, err = g.ctx.Propose(draft.Request{Pending: pending, Cap: min(rd.Cap, room), Threshold: j.Threshold, Sampler: g.sampler, Temperature: j.Params.Temperature, Rand: g.rand, Stop: &g.stop})
+		g.prop, err = g.drafts.Propose(draft.Request{Pending: pending, Cap: min(rd.Cap, room), Threshold: j.Threshold, Sampler: g.sampler, Temperature: j.Params.Temperature, Rand: g.rand, Stop: &g.stop})
 		if err != nil {
-			return false, err
+			return err
 		}
 		rd.Source = FromDrafter
 	}
 	if j.Mode == Lookup {
-		rd.Cap = len(prop.Tokens)
+		rd.Cap = len(g.prop.Tokens)
 	}
+	g.rd = rd
+	g.out.TargetForwards++
+	g.plan(append([]int32{pending}, g.prop.Tokens...), allRows)
+	return nil
+}
 
-	ids := append([]int32{pending}, prop.Tokens...)
-	p, err := g.forward(ids, allRows)
-	if err != nil {
-		return false, err
+// settle decides which rows of the step stay.
+func (g *generation) settle() (err error) {
+	n := len(g.share.ids)
+	if g.share.want == allRows {
+		if g.next, g.n, err = g.accept(g.prop.Tokens, g.prop.Dists); err != nil {
+			return err
+		}
+		n = g.n + 1
 	}
-	tokens, n, err := g.accept(p, prop.Tokens, prop.Dists)
-	if err != nil {
-		return false, err
-	}
-	if err := g.keep(p.fused, ids[:n+1]); err != nil {
-		return false, err
+	if err := g.keep(n); err != nil {
+		return err
 	}
 	g.good = true
+	return nil
+}
 
-	rd.Draft, rd.Drafted, rd.Confidence = prop.Tokens, prop.Drafted, prop.Confidence
-	rd.Accepted, rd.RolledBack = n, len(prop.Tokens)-n
-	rd.Choice = append([]int32(nil), p.best...)
-	for _, t := range tokens {
+// roundOn ends a step that was a round: it reports and commits. alone says that
+// the round's time is its own.
+func (g *generation) roundOn(alone bool) (done bool) {
+	j, rd := &g.j, g.rd
+	rd.Draft, rd.Drafted, rd.Confidence = g.prop.Tokens, g.prop.Drafted, g.prop.Confidence
+	rd.Accepted, rd.RolledBack = g.n, len(g.prop.Tokens)-g.n
+	rd.Choice = append([]int32(nil), g.share.best...)
+	for _, t := range g.next {
 		rd.Committed = append(rd.Committed, t.ID)
 	}
 	g.out.Rounds++
 	g.out.RolledBack += rd.RolledBack
 	if rd.Source == FromLookup {
-		g.gate.Update(len(prop.Tokens), n, g.index.Draft())
+		g.gate.Update(len(g.prop.Tokens), g.n, g.index.Draft())
 		if j.Mode == Draft {
 			g.out.LookupRounds++
 		}
 	}
-	now := r.now()
+	now := g.r.now()
 	rd.Time = now.Sub(g.last)
 	g.last = now
 	if j.Controller != nil && rd.Source != FromLookup {
-		j.Controller.Update(rd.Cap, n, len(tokens), float64(rd.Time)/float64(time.Millisecond))
+		ms := float64(rd.Time) / float64(time.Millisecond)
+		if !alone {
+			ms = 0
+		}
+		j.Controller.Update(rd.Cap, g.n, len(g.next), ms)
 	}
 	g.report(rd)
-	return g.commit(tokens), nil
+	return g.commit(g.next)
 }
 
 // cap is how many tokens the drafter may propose in the coming round.
@@ -299,7 +321,8 @@ func (g *generation) cap() int {
 // accept decides which drafts stand, from the target's logits alone: the tokens
 // to commit (the accepted drafts and one more) and how many drafts were
 // accepted. dists are the drafts' distributions, nil if they were certain.
-func (g *generation) accept(p pass, drafts []int32, dists []sample.Dist) ([]Token, int, error) {
+func (g *generation) accept(drafts []int32, dists []sample.Dist) ([]Token, int, error) {
+	p := &g.share
 	var next int32
 	n := 0
 	var raw [][]float32 // rows before penalties, for log-probabilities
@@ -395,11 +418,11 @@ func (g *generation) report(rd Round) {
 // otherwise a later request starts the drafter's context anew.
 func (g *generation) end() {
 	var own *cache.Seq
-	if g.ctx != nil && g.good {
-		s, err := g.ctx.Finish(nil)
+	if g.drafts != nil && g.good {
+		s, err := g.drafts.Finish(nil)
 		own, g.good = s, err == nil
-	} else if g.ctx != nil {
-		g.ctx.Close()
+	} else if g.drafts != nil {
+		g.drafts.Close()
 	}
 	defer func() {
 		g.seq.Close()

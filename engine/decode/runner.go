@@ -1,7 +1,6 @@
 package decode
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -10,29 +9,31 @@ import (
 	"sparkbar/engine/cache"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/draft"
-	"sparkbar/engine/draft/ngram"
-	"sparkbar/engine/sample"
 )
 
-// Runner runs jobs on one loaded model.
+// Runner runs jobs on one loaded model, several at a time.
 type Runner struct {
 	t       target
 	drafter draft.Drafter // nil = none
 	store   *cache.Store
 	opts    Options
 	now     func() time.Time
+
+	active []*generation // those that read a prompt take turns from the front
+	last   *arch.Adapter // of the step before
+	chunk  int           // rows of prompt beside rows of answers
 }
 
 // New returns a runner for a model and, if there is one, its drafter, which the
 // runner then owns.
 func New(b compute.Backend, m *arch.Model, d draft.Drafter, o Options) (*Runner, error) {
 	o.defaults()
-	c, err := cache.New(b, m.Caches, cache.Options{Type: o.KVType, Bits: o.KVBits, Group: o.KVGroup, Positions: o.Positions, Sequences: o.Stored + 2})
+	c, err := cache.New(b, m.Caches, cache.Options{Type: o.KVType, Bits: o.KVBits, Group: o.KVGroup, Positions: o.Positions, Sequences: o.Stored + o.Running + 1})
 	if err != nil {
 		return nil, err
 	}
-	r := &Runner{drafter: d, store: cache.NewStore(o.Stored), opts: o, now: time.Now,
-		t: target{b: b, base: m, model: m, cache: c, params: compute.NewParams(b), s: compute.NewScratch(b)}}
+	r := &Runner{drafter: d, store: cache.NewStore(o.Stored), opts: o, now: time.Now, chunk: min(o.Chunk, firstChunk),
+		t: target{b: b, model: m, cache: c, params: compute.NewParams(b), s: compute.NewScratch(b)}}
 	c.Evict = r.store.Evict
 	if d != nil {
 		r.t.taps = d.Taps()
@@ -52,11 +53,9 @@ func (r *Runner) Store() *cache.Store { return r.store }
 // Cache returns the target's cache.
 func (r *Runner) Cache() *cache.Cache { return r.t.cache }
 
-// Forget drops the stored conversations of an adapter, which may then be closed.
-func (r *Runner) Forget(a *arch.Adapter) {
-	r.store.Forget(adapterKey(a))
-	r.t.model = r.t.base
-}
+// Forget drops the stored conversations of an adapter, which may then be closed:
+// no running job may have it.
+func (r *Runner) Forget(a *arch.Adapter) { r.store.Forget(adapterKey(a)) }
 
 // SetClock replaces the clock that rounds are timed with.
 func (r *Runner) SetClock(now func() time.Time) { r.now = now }
@@ -72,7 +71,7 @@ func (r *Runner) Close() {
 
 // Check reports what is wrong with a job, as an error for its author.
 func (r *Runner) Check(j *Job) error {
-	v := int32(r.t.base.Vocab) // callers check while another job runs
+	v := int32(r.t.model.Vocab) // callers check while jobs run
 	switch {
 	case len(j.Prompt) == 0:
 		return errors.New("the prompt is empty")
@@ -80,12 +79,12 @@ func (r *Runner) Check(j *Job) error {
 		return fmt.Errorf("max tokens must be at least 1, is %d", j.MaxTokens)
 	case j.Mode == Draft && r.drafter == nil:
 		return errors.New("no drafter is loaded")
-	case j.Adapter != nil && !j.Adapter.Of(r.t.base):
+	case j.Adapter != nil && !j.Adapter.Of(r.t.model):
 		return errors.New("the adapter was loaded for another model")
 	case j.Tail < 0:
 		return fmt.Errorf("the tail of the prompt has %d tokens", j.Tail)
-	case len(j.Prompt)+j.MaxTokens > r.opts.Positions:
-		return fmt.Errorf("prompt and answer need %d positions of cache, %d are set aside", len(j.Prompt)+j.MaxTokens, r.opts.Positions)
+	case r.Need(j) > r.opts.Positions:
+		return fmt.Errorf("prompt and answer need %d positions of cache, %d are set aside", r.Need(j), r.opts.Positions)
 	}
 	for i, id := range j.Prompt {
 		if id < 0 || id >= v {
@@ -93,39 +92,4 @@ func (r *Runner) Check(j *Job) error {
 		}
 	}
 	return j.Params.Validate(int(v))
-}
-
-// Generate runs a job to its end. A cancelled context stops it within a round,
-// in prefill too; the tokens so far are in the outcome beside the error.
-func (r *Runner) Generate(ctx context.Context, j Job) (out Outcome, err error) {
-	if err := r.Check(&j); err != nil {
-		return Outcome{}, err
-	}
-	r.t.model = r.t.base.WithAdapter(j.Adapter)
-	g := &generation{r: r, j: j, began: r.now(), sampler: sample.NewSampler(j.Params), penalties: sample.NewPenalizer(j.Params, j.Prompt), rand: j.Rand}
-	if g.rand == nil {
-		seed := sample.RandomSeed()
-		if j.Params.Seed != nil {
-			seed = *j.Params.Seed
-		}
-		g.rand = sample.NewRNG(seed)
-	}
-	if j.Mode == Lookup || j.Mode == Draft && j.Lookup {
-		cfg := ngram.Hybrid
-		if j.Mode == Lookup {
-			cfg = ngram.Standalone
-		}
-		if j.LongLookup > 0 {
-			cfg.LongDraft = j.LongLookup
-		}
-		if g.index, err = ngram.New(cfg); err != nil {
-			return Outcome{}, err
-		}
-		g.index.Append(j.Prompt...)
-	}
-	defer context.AfterFunc(ctx, g.stop.Set)()
-	err = stopError(ctx, g.run(ctx))
-	g.end()
-	g.out.Total = r.now().Sub(g.began)
-	return g.out, err
 }

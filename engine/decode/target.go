@@ -13,8 +13,7 @@ import (
 // target runs forwards of the model.
 type target struct {
 	b      compute.Backend
-	base   *arch.Model
-	model  *arch.Model // base, or base with a job's adapter
+	model  *arch.Model
 	cache  *cache.Cache
 	params *compute.Params
 	s      *compute.Scratch
@@ -22,53 +21,88 @@ type target struct {
 	taps   []int
 }
 
-// pass is the result of a forward; its views live until the next one.
-type pass struct {
+// share is one sequence's part of a forward: what is run at its end, and the
+// result, whose views live until the next forward.
+type share struct {
+	seq  *cache.Seq
+	ids  []int32
+	want outputs
+
 	logits compute.View // [outputs, vocabulary]
 	best   []int32      // argmax of each row
 	fused  compute.View // [rows, taps*hidden]
 }
 
-// forward runs ids at the end of q. want says which rows' logits are needed, tap
-// whether the drafter's taps are. The rows count once q.Advance is called.
-func (t *target) forward(q *cache.Seq, ids []int32, want outputs, tap bool, stop *compute.Stop) (pass, error) {
+// forward runs every share at the end of its sequence, in one program; those
+// that read a prompt must come last. tap says whether the drafter's taps are
+// needed. The rows count once Seq.Advance is called.
+func (t *target) forward(m *arch.Model, shares []*share, tap bool, stop *compute.Stop) error {
 	t.s.Reset()
 	t.params.Next()
 	t.prog.Reset(compute.LabelTarget)
-	parts := []cache.Part{{Seq: q, IDs: ids, Verify: want == allRows && len(ids) > 1, Prefill: want != allRows}}
+	var parts []cache.Part
+	var outputs []int32 // rows whose logits are wanted
+	rows := 0
+	for _, h := range shares {
+		prompt := h.want != allRows
+		parts = append(parts, cache.Part{Seq: h.seq, IDs: h.ids, Verify: !prompt && len(h.ids) > 1, Prefill: prompt})
+		first := rows
+		rows += len(h.ids)
+		if h.want == noRows {
+			continue
+		}
+		if h.want == lastRow {
+			first = rows - 1
+		}
+		for i := first; i < rows; i++ {
+			outputs = append(outputs, int32(i))
+		}
+	}
 	st, err := t.cache.Plan(&t.prog, t.params, parts)
 	if err != nil {
-		return pass{}, err
+		return err
 	}
-	f := &arch.Forward{P: &t.prog, S: t.s, Step: st, NoLogits: want == noRows}
-	if want == lastRow {
-		if f.Outputs, err = t.params.Ints(1, []int32{int32(len(ids) - 1)}); err != nil {
-			return pass{}, err
+	f := &arch.Forward{P: &t.prog, S: t.s, Step: st, NoLogits: len(outputs) == 0}
+	if n := len(outputs); n > 0 && n < rows {
+		if f.Outputs, err = t.params.Ints(1, outputs); err != nil {
+			return err
 		}
 	}
-	var r pass
 	if tap && len(t.taps) > 0 {
-		if r.fused, err = t.s.F32(len(ids), len(t.taps)*t.model.Hidden); err != nil {
-			return pass{}, err
+		if f.Fused, err = t.s.F32(rows, len(t.taps)*m.Hidden); err != nil {
+			return err
 		}
-		f.Taps, f.Fused = t.taps, r.fused
+		f.Taps = t.taps
 	}
-	t.model.Forward(f)
+	m.Forward(f)
 	var best compute.View
-	if want != noRows {
+	if !f.NoLogits {
 		if best, err = t.s.I32(1, f.Logits.Rows); err != nil {
-			return pass{}, err
+			return err
 		}
 		t.prog.Add(compute.Argmax{X: f.Logits, Out: best})
 	}
 	t.cache.Ran(st, parts)
 	if err := compute.Run(t.b, &t.prog, stop); err != nil {
-		return pass{}, err
+		return err
 	}
-	if want != noRows {
-		r.logits, r.best = f.Logits, best.I32(0)
+	row, out := 0, 0
+	for _, h := range shares {
+		n := len(h.ids)
+		if f.Fused.Given() {
+			h.fused = f.Fused.Slice(row, row+n)
+		}
+		row += n
+		if h.want == noRows {
+			continue
+		}
+		if h.want == lastRow {
+			n = 1
+		}
+		h.logits, h.best = f.Logits.Slice(out, out+n), best.I32(0)[out:out+n]
+		out += n
 	}
-	return r, nil
+	return nil
 }
 
 type outputs int
@@ -99,6 +133,8 @@ type Options struct {
 	// hold, Stored how many finished conversations are kept for reuse.
 	Positions int
 	Stored    int
+	// Running is how many jobs may run at once; 0 = 8.
+	Running int
 	// Rungs is the number of prompt tokens between the places that are remembered
 	// on the way where a past cannot be cut later; 0 = 8192, below = none.
 	Rungs int
@@ -111,6 +147,9 @@ type Options struct {
 }
 
 func (o *Options) defaults() {
+	if o.Running <= 0 {
+		o.Running = 8
+	}
 	if o.Rungs == 0 {
 		o.Rungs = 8192
 	}
