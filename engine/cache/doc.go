@@ -19,5 +19,7 @@
 // acceptance of tokens (engine/decode). Not safe for concurrent use: the engine
 // goroutine owns it.
 //
+// A Disk keeps pieces of stored prefixes in files, for the next process too.
+//
 // Read first: Cache, then Seq.
 package cache
