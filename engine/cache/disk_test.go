@@ -247,7 +247,7 @@ func TestDiskKeepsTheDrafter(t *testing.T) {
 	for b := range 15 {
 		os.Remove(filepath.Join(dir, x.page(0, b).name()))
 	}
-	m, _, s = start()
+	_, _, s = start()
 	if r, err = s.Take(nil, prompt); err != nil || r.Length != 1000 || len(r.Seqs) != 1 {
 		t.Fatalf("%d tokens, %d sequences, error %v; wants the target's 1000 alone", r.Length, len(r.Seqs), err)
 	}
@@ -256,7 +256,7 @@ func TestDiskKeepsTheDrafter(t *testing.T) {
 
 // TestDiskTrustsNothing damages each file in turn: it is not used, and removed.
 func TestDiskTrustsNothing(t *testing.T) {
-	a := text(1, 600)
+	a := text(1, diskLeast+20)
 	prompt := slices.Concat(a, text(2, 5))
 	o := Options{Positions: 60 * page, Sequences: 6}
 	damage := map[string]func(content []byte) []byte{
@@ -290,6 +290,9 @@ func TestDiskTrustsNothing(t *testing.T) {
 				m.conversation(s, a)
 				s.Clear()
 				files, _ := pasts(t, dir)
+				if len(specs) == 1 { // equal pages: two say it all
+					files = files[:2]
+				}
 				for _, late := range []bool{false, true} { // damaged before the start, or while it runs
 					for _, f := range files {
 						good, err := os.ReadFile(f)

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"slices"
+
+	"sparkbar/engine/compute"
 )
 
 // Store keeps the pasts of conversations for later requests that begin alike.
@@ -15,11 +17,14 @@ import (
 // its end and rungs below, of which the deepest one that a prompt shares is
 // used. A conversation that goes on takes the place of its shorter self, whose
 // snapshots become rungs.
+//
+// Attach puts a tier on disk below.
 type Store struct {
 	slots   int
 	limits  limits
 	entries []*entry // most recently used first
 	taking  *entry   // being restored: not to be evicted
+	tier    *tier    // on disk; nil = none
 	stats   StoreStats
 }
 
@@ -61,9 +66,11 @@ func (r *rung) usable(n int) (length, snaps int) {
 type StoreStats struct {
 	Hits         int
 	PartialHits  int // the entry was longer than what could be reused
+	DiskHits     int // restored from disk, which had more than memory
 	ReusedTokens int
-	Tokens       []int   // of each entry, most recently used first
-	Rungs        [][]int // of each entry: lengths of the snapshots below its end
+	Tokens       []int      // of each entry, most recently used first
+	Rungs        [][]int    // of each entry: lengths of the snapshots below its end
+	Disk         *DiskStats // nil = no tier on disk
 }
 
 // limits are the numbers behind a store's decisions.
@@ -103,7 +110,8 @@ type Reuse struct {
 // (pasts of different keys never mix), at most len(prompt)-1 tokens, since the
 // last one must still be run. Where the drafter's past cannot be cut as far as
 // the target's, a slightly shorter one is preferred that both have; failing
-// that, the target's is returned alone.
+// that, the target's is returned alone. The disk is asked for what is at least a
+// page longer than memory has.
 func (s *Store) Take(key any, prompt []int32) (*Reuse, error) {
 	r := &Reuse{limits: s.limits}
 	var e *entry
@@ -133,12 +141,26 @@ func (s *Store) Take(key any, prompt []int32) (*Reuse, error) {
 	if shared >= s.limits.reuse && shared-r.Length >= s.limits.reuse && shared < len(prompt) {
 		r.Anchor = shared
 	}
+	if from != nil {
+		s.touch(e)
+		s.taking = e
+		defer func() { s.taking = nil }()
+	}
+	if s.tier != nil {
+		if n, seqs := s.tier.take(key, prompt, max(r.Length+compute.PageSize, s.limits.reuse), s.limits.context); n > 0 {
+			r.Length, r.Seqs = n, seqs
+			if r.Anchor-n < s.limits.reuse {
+				r.Anchor = 0
+			}
+			s.stats.Hits++
+			s.stats.DiskHits++
+			s.stats.ReusedTokens += n
+			return r, nil
+		}
+	}
 	if from == nil {
 		return r, nil
 	}
-	s.touch(e)
-	s.taking = e
-	defer func() { s.taking = nil }()
 	for _, snap := range from.snaps[:found] {
 		q, err := snap.Restore(r.Length)
 		if err != nil {
@@ -278,6 +300,10 @@ func (s *Store) Put(key any, tokens []int32, r *Reuse, snaps ...*Snapshot) {
 	}
 	clear(below[len(ladder):])
 	e := &entry{key: key, tokens: slices.Clone(tokens), rungs: append(thin(ladder, s.limits.rungs), end)}
+	if s.tier != nil {
+		s.tier.drain()
+		s.tier.save(key, e.tokens, e.rungs)
+	}
 	s.entries = append([]*entry{e}, keep...)
 	for len(s.entries) > s.slots {
 		s.remove(len(s.entries) - 1)
@@ -306,6 +332,9 @@ func (s *Store) remove(i int) {
 // Evict makes room: it drops a rung of the least recently used entry or, when it
 // has none, the entry. It reports whether there was something that could go.
 func (s *Store) Evict() bool {
+	if s.tier != nil && s.tier.settle() { // pages that were only kept for writing
+		return true
+	}
 	n := len(s.entries)
 	if n == 0 || s.entries[n-1] == s.taking {
 		return false
@@ -344,8 +373,11 @@ func (s *Store) Forget(key any) {
 	}
 }
 
-// Clear drops all entries.
+// Clear drops all entries from memory, once what the disk is to have is there.
 func (s *Store) Clear() {
+	if s.tier != nil {
+		s.tier.settle()
+	}
 	for len(s.entries) > 0 {
 		s.remove(len(s.entries) - 1)
 	}
@@ -354,6 +386,10 @@ func (s *Store) Clear() {
 // Stats returns the counters.
 func (s *Store) Stats() StoreStats {
 	st := s.stats
+	if s.tier != nil {
+		d := s.tier.disk.Stats()
+		st.Disk = &d
+	}
 	for _, e := range s.entries {
 		st.Tokens = append(st.Tokens, len(e.tokens))
 		var below []int
