@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
@@ -115,31 +113,16 @@ func writeIntegration(x client.Integration, home string, yes bool, now time.Time
 	if i < 0 {
 		return &usageError{fmt.Errorf("%s has no file to write; `sparkbar integrations %s` shows what to do", x.Name, x.ID)}
 	}
-	step := x.Setup[i]
-	path := step.Path
-	if rest, ok := strings.CutPrefix(path, "~/"); ok {
-		path = filepath.Join(home, rest)
-	}
-	old, err := os.ReadFile(path)
-	exists := err == nil
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	e, err := planEdit(x.Setup[i].Path, x.Setup[i].Content, home)
+	if err != nil {
 		return err
 	}
-	content := []byte(step.Content)
-	if exists && !strings.Contains(filepath.Base(path), product) {
-		if content, err = mergeJSON(old, content); err != nil {
-			return fmt.Errorf("%s is left alone: %w; add this by hand:\n%s", path, err, step.Content)
-		}
-	}
-	if exists && bytes.Equal(old, content) {
-		fmt.Fprintf(out, "%s is as it should be\n", path)
+	change := e.diff()
+	if change == "" {
+		fmt.Fprintf(out, "%s is as it should be\n", e.path)
 		return nil
 	}
-	if exists {
-		fmt.Fprintf(out, "--- %s\n+++ %s\n%s", path, path, diff(string(old), string(content)))
-	} else {
-		fmt.Fprintf(out, "new file %s:\n%s", path, content)
-	}
+	fmt.Fprint(out, change)
 	if !yes {
 		fmt.Fprint(out, "Write it? [y/N] ")
 		line := make([]byte, 8)
@@ -149,21 +132,14 @@ func writeIntegration(x client.Integration, home string, yes bool, now time.Time
 			return nil
 		}
 	}
-	mode := fs.FileMode(0o600) // it holds the key
-	if exists {
-		if info, err := os.Stat(path); err == nil {
-			mode = info.Mode().Perm()
-		}
-		backup := path + ".bak-" + now.Format("20060102-150405")
-		if err := writeWhole(backup, old, mode); err != nil {
-			return fmt.Errorf("no copy could be kept, so nothing was written: %w", err)
-		}
+	backup, err := e.write(now)
+	if backup != "" {
 		fmt.Fprintf(out, "the old file is kept as %s\n", backup)
 	}
-	if err := writeWhole(path, content, mode); err != nil {
+	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "wrote %s\n", path)
+	fmt.Fprintf(out, "wrote %s\n", e.path)
 	return nil
 }
 

@@ -309,28 +309,45 @@ func rmCommand() *cobra.Command {
 	return storageFlags(cmd)
 }
 
-// remove deletes a model of the hub cache, and only there: folders of other
-// programs and of the user are theirs.
-func remove(m models.Model, places models.Places, yes bool, in io.Reader, out io.Writer) error {
+// removable returns the folder of a model in the hub cache. Nothing else is
+// ever removed: folders of other programs and of the user are theirs.
+func removable(m models.Model, places models.Places) (string, error) {
 	switch m.Source {
 	case models.SourceHub:
 	case models.SourceBuiltin:
-		return &usageError{fmt.Errorf("%s is part of the program", m.ID)}
+		return "", &usageError{fmt.Errorf("%s is part of the program", m.ID)}
 	case models.SourceFolder:
-		return &usageError{fmt.Errorf("%s lies in a folder of yours; remove %s yourself if that is meant", m.ID, m.Path)}
+		return "", &usageError{fmt.Errorf("%s lies in a folder of yours; remove %s yourself if that is meant", m.ID, m.Path)}
 	default:
-		return &usageError{fmt.Errorf("%s belongs to %s; remove it there", m.ID, m.Source)}
+		return "", &usageError{fmt.Errorf("%s belongs to %s; remove it there", m.ID, m.Source)}
 	}
 	dir := m.Path
 	for filepath.Dir(dir) != filepath.Clean(places.Hub) {
 		up := filepath.Dir(dir)
 		if up == dir {
-			return fmt.Errorf("%s does not lie in the cache %s; nothing was removed", m.Path, places.Hub)
+			return "", fmt.Errorf("%s does not lie in the cache %s; nothing was removed", m.Path, places.Hub)
 		}
 		dir = up
 	}
 	if !strings.HasPrefix(filepath.Base(dir), "models--") {
-		return fmt.Errorf("%s is not a folder of a model; nothing was removed", dir)
+		return "", fmt.Errorf("%s is not a folder of a model; nothing was removed", dir)
+	}
+	return dir, nil
+}
+
+// removeModel deletes a folder that removable named.
+func removeModel(dir string, places models.Places) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	return os.RemoveAll(filepath.Join(places.Hub, ".locks", filepath.Base(dir))) // of downloads of it
+}
+
+// remove deletes a model of the hub cache after asking.
+func remove(m models.Model, places models.Places, yes bool, in io.Reader, out io.Writer) error {
+	dir, err := removable(m, places)
+	if err != nil {
+		return err
 	}
 	if !yes {
 		fmt.Fprintf(out, "Remove %s (%s) from %s? All its revisions go. [y/N] ", m.ID, gigabytes(m.Bytes), dir)
@@ -340,10 +357,9 @@ func remove(m models.Model, places models.Places, yes bool, in io.Reader, out io
 			return nil
 		}
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := removeModel(dir, places); err != nil {
 		return err
 	}
-	_ = os.RemoveAll(filepath.Join(places.Hub, ".locks", filepath.Base(dir))) // of downloads of it
 	fmt.Fprintf(out, "removed %s\n", m.ID)
 	return nil
 }

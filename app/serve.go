@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -195,9 +196,18 @@ func backendOf(v *config) (func() (compute.Backend, error), error) {
 	}
 }
 
-// keys collects the API keys of flags, environment and file.
-func keys(v *config) ([]string, error) {
-	list := v.list("api-key")
+// keys collects the API keys of flags, environment and file; keychain resolves
+// the one that the Keychain holds.
+func keys(v *config, keychain func() (string, error)) ([]string, error) {
+	list := slices.Clone(v.list("api-key"))
+	for i, k := range list {
+		if k == keychainKey {
+			var err error
+			if list[i], err = keychain(); err != nil {
+				return nil, err
+			}
+		}
+	}
 	if path := v.GetString("api-key-file"); path != "" {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -215,8 +225,12 @@ func keys(v *config) ([]string, error) {
 }
 
 // follow applies edits of the settings file to a running engine: what requests
-// and loads begin with. A file with an error changes nothing.
-func (c *config) follow(ctx context.Context, eng *engine.Engine, log *slog.Logger) error {
+// and loads begin with. A file with an error changes nothing. told hears of each
+// edit, nil if it was good; it may be nil.
+func (c *config) follow(ctx context.Context, eng *engine.Engine, log *slog.Logger, told func(error)) error {
+	if told == nil {
+		told = func(error) {}
+	}
 	return c.file.watch(ctx, func(err error) {
 		var now *config
 		if err == nil {
@@ -228,10 +242,12 @@ func (c *config) follow(ctx context.Context, eng *engine.Engine, log *slog.Logge
 		}
 		if err != nil {
 			log.Error("the settings file has an error; the last good settings stay in use", "error", err)
+			told(err)
 			return
 		}
 		eng.Configure(live(now, load))
 		log.Info("settings read again", "file", c.file.path)
+		told(nil)
 	})
 }
 
@@ -245,8 +261,9 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 	if err := level.UnmarshalText([]byte(v.GetString("log-level"))); err != nil {
 		return &usageError{fmt.Errorf("--log-level must be debug, info, warn or error, got '%s'", v.GetString("log-level"))}
 	}
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
-	apiKeys, err := keys(v)
+	tail := &logTail{}
+	log := slog.New(tail.handler(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})))
+	apiKeys, err := keys(v, savedKey)
 	if err != nil {
 		return err
 	}
@@ -263,13 +280,13 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("cannot listen on %s: %w; stop the program that uses the port, or choose another with --port", address, err)
 	}
-	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Log: log, Settings: v.file})
+	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Log: log, Settings: v.file, Web: resources.Web(), Owner: owner{eng, tail}})
 	base := "http://" + ln.Addr().String()
 	fmt.Fprintf(stdout, "listening on %s   (OpenAI base_url: %s/v1, Anthropic base_url: %s)\n", base, base, base)
 	if len(apiKeys) > 0 {
 		fmt.Fprintln(stdout, "auth: a key is required (Authorization: Bearer ... or x-api-key)")
 	}
-	if err := v.follow(ctx, eng, log); err != nil {
+	if err := v.follow(ctx, eng, log, nil); err != nil {
 		log.Warn("changes of the settings file will not be noticed", "error", err)
 	}
 	served := make(chan error, 1)

@@ -43,9 +43,19 @@ type setupStep struct {
 const placeholderKey = "mlx-dspark"
 
 func (s *Server) adminIntegrations(c *gin.Context) *apiError {
-	st, err := s.ready()
+	all, err := s.integrations(c)
 	if err != nil {
 		return err
+	}
+	s.reply(c, http.StatusOK, all)
+	return nil
+}
+
+// integrations are for the address that the request went to.
+func (s *Server) integrations(c *gin.Context) (integrations, *apiError) {
+	st, err := s.ready()
+	if err != nil {
+		return integrations{}, err
 	}
 	scheme := "http"
 	if c.Request.TLS != nil {
@@ -58,8 +68,7 @@ func (s *Server) adminIntegrations(c *gin.Context) *apiError {
 	if p.context > 0 {
 		p.out = min(p.out, p.context)
 	}
-	s.reply(c, http.StatusOK, integrations{p.base, p.model, p.list()})
-	return nil
+	return integrations{p.base, p.model, p.list()}, nil
 }
 
 // snippets makes the texts. What clients need and why is told in their own

@@ -82,9 +82,12 @@ func (s *Server) guard(c *gin.Context) {
 		c.Header("Content-Length", "0")
 		c.AbortWithStatus(http.StatusNoContent)
 		return
-	case r.URL.Path != "/health" && !s.authorized(r):
+	case r.URL.Path != "/health" && !(s.options.Web != nil && ofPage(r.URL.Path)) && !s.authorized(r):
 		c.Header("WWW-Authenticate", "Bearer")
 		s.refuse(c, http.StatusUnauthorized, "authentication_error", "invalid api key")
+		return
+	case admin && len(s.keys) == 0 && r.Method != http.MethodGet && fromAnyPage(r) && !s.fromPage(r):
+		s.refuse(c, http.StatusForbidden, "permission_error", "only the dashboard of this launch may do that; reload the page")
 		return
 	case r.ContentLength > s.options.MaxBody:
 		s.fail(c, s.tooLarge())
@@ -185,6 +188,11 @@ func (s *Server) authorized(r *http.Request) bool {
 		return match
 	}
 	return try(presentedKey(r))|try(r.Header.Get("X-Api-Key")) == 1
+}
+
+// fromPage reports whether the dashboard that this launch served made the request.
+func (s *Server) fromPage(r *http.Request) bool {
+	return subtle.ConstantTimeCompare([]byte(r.Header.Get(tokenHeader)), []byte(s.token)) == 1
 }
 
 // clientName tells clients apart for fairness, without keeping their key.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gin-gonic/gin"
@@ -46,17 +47,15 @@ func enum(list ...string) schema { return schema{"type": "string", "enum": list}
 
 func list(s schema) schema { return schema{"type": "array", "items": s} }
 
-// open is an object whose keys this server does not decide.
-func open() schema { return schema{"type": "object", "additionalProperties": true} }
-
 // operation is one route.
 type operation struct {
 	method, path, summary string
 	query                 []string
 	request               schema // nil = no body
 	required              []string
-	response              any    // the type that is answered, nil = no body
-	stream                string // what a stream carries, "" = there is none
+	response              any     // the type that is answered, nil = no body
+	stream                []event // what a stream carries
+	fails                 []int   // statuses that only some routes answer with
 }
 
 func (s *Server) operations() []operation {
@@ -67,18 +66,24 @@ func (s *Server) operations() []operation {
 		sampling                = schema{"model": text, "temperature": between(num, 0, 0), "top_p": between(num, 0, 1), "min_p": between(num, 0, 1), "top_k": whole, "seed": whole,
 			"xtc_probability": between(num, 0, 1), "xtc_threshold": between(num, 0, 0.5), "repetition_penalty": between(num, 0, 0), "presence_penalty": num, "frequency_penalty": num,
 			"repetition_context_size": windows, "presence_context_size": windows, "frequency_context_size": windows, "logit_bias": schema{"type": "object", "additionalProperties": num},
-			"num_draft_tokens": windows, "stream": truth}
+			"stream": truth}
 		tokens = between(whole, 0, 0)
 		effort = enum("none", "minimal", "low", "medium", "high", "xhigh")
 		usage  = schema{"type": "object", "properties": schema{"include_usage": truth}}
-		format = schema{"type": "object", "properties": schema{"type": enum("text")}}
-		kwargs = open()
-		tools  = list(open())
-		choice = schema{"anyOf": []schema{text, open()}}
+		format = object(schema{"type": enum("text")}, "type")
+		kwargs = anyObject("Variables of the model's chat template")
+		// What can go wrong with a generation, and where a model is needed.
+		running = []int{http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable}
+		loaded  = []int{http.StatusServiceUnavailable}
 	)
 	with := func(extra schema) schema {
 		out := maps.Clone(sampling)
 		maps.Copy(out, extra)
+		return out
+	}
+	beside := func(extra schema) schema { // see fields.beside
+		out := with(extra)
+		maps.Copy(out, schema{"adapters": text, "draft_model": nullable(text), "num_draft_tokens": windows})
 		return out
 	}
 	load := schema{"model": text, "drafter": text, "mode": enum(engine.Modes...), "max_draft": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto")}}, "lookup_drafts": truth,
@@ -87,51 +92,58 @@ func (s *Server) operations() []operation {
 		"reasoning_effort": enum(engine.Efforts...), "small_m": truth, "sdpa_split": truth, "multirow_attn": truth, "cpu_split": between(num, 0, 1), "wait": truth}
 	arm := schema{"anyOf": []schema{text, {"type": "object", "required": []string{"mode"}, "properties": schema{"mode": text,
 		"cap": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto"), {"type": "null"}}}, "confidence": nullable(between(num, 0, 1))}}}}
-	messages := with(schema{"max_tokens": tokens, "stop_sequences": texts, "messages": list(open()), "system": schema{"anyOf": []schema{text, list(open())}},
-		"tools": tools, "tool_choice": open(), "thinking": open(), "output_config": open()})
+	messages := with(schema{"max_tokens": tokens, "stop_sequences": texts, "messages": list(turnIn), "system": systemIn,
+		"tools": list(anthropicToolIn), "tool_choice": object(schema{"type": enum("auto", "any", "tool", "none"), "name": text}, "type"), "thinking": thinkingIn, "output_config": object(schema{"effort": text})})
+	owners := []int{http.StatusNotFound, http.StatusConflict, http.StatusInternalServerError}
 	return []operation{
-		{method: "POST", path: "/v1/chat/completions", summary: "Answer a conversation", required: []string{"messages"}, response: chatCompletion{}, stream: "chunks of the same object, then [DONE]",
-			request: with(schema{"messages": list(open()), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8), "logprobs": schema{"anyOf": []schema{truth, between(whole, 1, 10)}},
-				"top_logprobs": between(whole, 0, float64(s.profile.MaxTopLogprobs)), "stream_options": usage, "tools": tools, "tool_choice": choice, "enable_thinking": truth, "reasoning_effort": effort,
+		{method: "POST", path: "/v1/chat/completions", summary: "Answer a conversation", required: []string{"messages"}, response: chatCompletion{}, stream: s.openAIStream(chatCompletion{}), fails: running,
+			request: beside(schema{"messages": list(chatMessageIn), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8), "logprobs": schema{"anyOf": []schema{truth, between(whole, 1, 10)}},
+				"top_logprobs": between(whole, 0, float64(s.profile.MaxTopLogprobs)), "stream_options": usage, "tools": list(chatToolIn), "tool_choice": toolChoiceIn, "enable_thinking": truth, "reasoning_effort": effort,
 				"chat_template_kwargs": kwargs, "role_mapping": schema{"type": "object", "additionalProperties": text}, "response_format": format})},
-		{method: "POST", path: "/v1/completions", summary: "Continue a text", required: []string{"prompt"}, response: textCompletion{}, stream: "chunks of the same object, then [DONE]",
-			request: with(schema{"prompt": schema{"anyOf": []schema{text, list(text), list(whole), list(list(whole))}}, "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8),
+		{method: "POST", path: "/v1/completions", summary: "Continue a text", required: []string{"prompt"}, response: textCompletion{}, stream: s.openAIStream(textCompletion{}), fails: running,
+			request: beside(schema{"prompt": schema{"anyOf": []schema{text, list(text), list(whole), list(list(whole))}}, "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8),
 				"logprobs": schema{"anyOf": []schema{truth, between(whole, 0, 20)}}, "stream_options": usage, "echo": truth, "response_format": format})},
-		{method: "POST", path: "/v1/messages", summary: "Answer a conversation, as Anthropic does", required: []string{"messages"}, response: anthropicMessage{}, stream: "Anthropic's events", request: messages},
-		{method: "POST", path: "/v1/messages/count_tokens", summary: "Count the tokens of a conversation", required: []string{"messages"}, response: tokenCount{}, request: messages},
-		{method: "POST", path: "/v1/responses", summary: "Answer, as OpenAI's Responses API does", required: []string{"input"}, response: responseObject{}, stream: "response.* events",
-			request: with(schema{"input": schema{"anyOf": []schema{text, list(open())}}, "instructions": text, "max_output_tokens": tokens, "max_tokens": tokens, "stop": texts, "tools": tools, "tool_choice": choice,
-				"reasoning": schema{"type": "object", "properties": schema{"effort": effort}}, "reasoning_effort": effort, "enable_thinking": truth, "chat_template_kwargs": kwargs, "text": open(),
-				"parallel_tool_calls": truth, "metadata": open()})},
-		{method: "GET", path: "/v1/models", summary: "List the models that a request can name", response: modelList{}},
-		{method: "GET", path: "/v1/models/{id}", summary: "One of them", response: modelEntry{}},
+		{method: "POST", path: "/v1/messages", summary: "Answer a conversation, as Anthropic does", required: []string{"messages"}, response: anthropicMessage{}, stream: s.anthropicStream(), fails: running, request: messages},
+		{method: "POST", path: "/v1/messages/count_tokens", summary: "Count the tokens of a conversation", required: []string{"messages"}, response: tokenCount{}, fails: running, request: messages},
+		{method: "POST", path: "/v1/responses", summary: "Answer, as OpenAI's Responses API does", required: []string{"input"}, response: responseObject{}, stream: responsesStream(), fails: running,
+			request: with(schema{"input": either(text, list(inputItemIn)), "instructions": text, "max_output_tokens": tokens, "max_tokens": tokens, "stop": texts, "tools": list(responseToolIn), "tool_choice": toolChoiceIn,
+				"reasoning": schema{"type": "object", "properties": schema{"effort": effort}}, "reasoning_effort": effort, "enable_thinking": truth, "chat_template_kwargs": kwargs, "text": object(schema{"format": format}),
+				"parallel_tool_calls": truth, "metadata": values(text)})},
+		{method: "GET", path: "/v1/models", summary: "List the models that a request can name", response: []any{modelList{}, anthropicModelList{}}, fails: loaded},
+		{method: "GET", path: "/v1/models/{id}", summary: "One of them", response: []any{modelEntry{}, anthropicModel{}}, fails: []int{http.StatusNotFound, http.StatusServiceUnavailable}},
 
 		{method: "GET", path: "/health", summary: "How the server stands; needs no key", response: []any{ready{}, notReady{}}},
-		{method: "GET", path: "/metrics", summary: "Counters since the load; with Accept: text/plain in Prometheus' format", query: []string{"format"}, response: metricsReply{}},
-		{method: "GET", path: "/rounds", summary: "The latest rounds", query: []string{"limit"}, response: roundsReply{}},
-		{method: "GET", path: "/events", summary: "Rounds and prefill progress of the loaded model", stream: "round, prefill and stats events"},
+		{method: "GET", path: "/metrics", summary: "Counters since the load; with Accept: text/plain in Prometheus' format", query: []string{"format"}, response: metricsReply{}, fails: loaded},
+		{method: "GET", path: "/rounds", summary: "The latest rounds", query: []string{"limit"}, response: roundsReply{}, fails: loaded},
+		{method: "GET", path: "/events", summary: "Rounds and prefill progress of the loaded model", stream: modelStream, fails: loaded},
 		{method: "GET", path: "/machine", summary: "The machine, and how well the model uses it", response: machineReply{}},
-		{method: "GET", path: "/calibration", summary: "What rounds cost here", response: calibrationReply{}},
+		{method: "GET", path: "/calibration", summary: "What rounds cost here", response: calibrationReply{}, fails: loaded},
 		{method: "GET", path: "/doctor", summary: "What is wrong here, each with its fix", response: doctorReply{}},
 
-		{method: "POST", path: "/admin/load", summary: "Load or swap the model, fetching it if need be", required: []string{"model"}, request: load, response: controlStatus{}},
+		{method: "POST", path: "/admin/load", summary: "Load or swap the model, fetching it if need be", required: []string{"model"}, request: load, response: controlStatus{},
+			fails: append([]int{http.StatusBadGateway}, running...)},
 		{method: "POST", path: "/admin/load/cancel", summary: "Cancel the load", request: schema{"cleanup": truth}, response: []any{cancelReply{}, notCancelled{}}},
-		{method: "POST", path: "/admin/unload", summary: "Free the model", request: schema{}, response: controlStatus{}},
+		{method: "POST", path: "/admin/unload", summary: "Free the model", request: schema{}, response: controlStatus{}, fails: running},
 		{method: "GET", path: "/admin/status", summary: "Where loading stands", response: controlStatus{}},
-		{method: "GET", path: "/admin/events", summary: "Everything that happens, across loads", stream: "state, round, prefill, request, pressure, download and models events"},
+		{method: "GET", path: "/admin/events", summary: "Everything that happens, across loads", stream: adminStream},
 		{method: "GET", path: "/admin/downloads", summary: "The downloads under way, and the latest that have ended", response: downloadList{}},
 		{method: "POST", path: "/admin/downloads", summary: "Fetch a model without loading it, with its drafter", required: []string{"model"}, request: schema{"model": text, "drafter": truth}, response: downloadProgress{}},
 		{method: "POST", path: "/admin/downloads/{id}/pause", summary: "Stop the transfer for a while", request: schema{}, response: downloadProgress{}},
 		{method: "POST", path: "/admin/downloads/{id}/resume", summary: "Let it go on", request: schema{}, response: downloadProgress{}},
 		{method: "POST", path: "/admin/downloads/{id}/cancel", summary: "End it, and the load that waits for it", request: schema{"cleanup": truth}, response: downloadProgress{}},
 		{method: "GET", path: "/admin/models", summary: "The models on this machine, and published ones", response: inventory{}},
-		{method: "POST", path: "/admin/race", summary: "Compare ways to run the loaded model", required: []string{"prompt"}, stream: "start, arm_start, token, arm_done, verdict, error and done events",
+		{method: "POST", path: "/admin/models/remove", summary: "Delete a downloaded model from this machine", required: []string{"model"}, request: schema{"model": text}, response: removedReply{}, fails: owners},
+		{method: "GET", path: "/admin/fit", summary: "Whether a model of this machine fits into its memory at a context", query: []string{"model", "context"}, response: fitInfo{}, fails: []int{http.StatusBadRequest, http.StatusNotFound}},
+		{method: "GET", path: "/admin/log", summary: "The latest lines of the log", query: []string{"after"}, response: logReply{}, fails: []int{http.StatusBadRequest, http.StatusNotFound}},
+		{method: "POST", path: "/admin/race", summary: "Compare ways to run the loaded model", required: []string{"prompt"}, stream: raceStream, fails: loaded,
 			request: schema{"prompt": text, "arms": list(arm), "max_tokens": between(whole, 1, 0), "thinking": truth, "reasoning_effort": effort}},
 		{method: "GET", path: "/admin/requests", summary: "The requests under way", response: requestList{}},
-		{method: "POST", path: "/admin/requests/{id}/cancel", summary: "End one of them", request: schema{}, response: requestCancelled{}},
-		{method: "GET", path: "/admin/integrations", summary: "What client programs need", response: integrations{}},
-		{method: "GET", path: "/admin/settings", summary: "The settings in force", response: settingsReply{}},
-		{method: "PATCH", path: "/admin/settings", summary: "Change settings by dotted key; null takes one out", request: schema{"*": schema{}}, response: settingsReply{}},
+		{method: "POST", path: "/admin/requests/{id}/cancel", summary: "End one of them", request: schema{}, response: requestCancelled{}, fails: []int{http.StatusNotFound}},
+		{method: "GET", path: "/admin/integrations", summary: "What client programs need", response: integrations{}, fails: loaded},
+		{method: "POST", path: "/admin/integrations/{id}/write", summary: "Write a client's file, or say what would change", request: schema{"apply": truth}, response: FileChange{}, fails: append([]int{http.StatusServiceUnavailable}, owners...)},
+		{method: "GET", path: "/admin/settings", summary: "The settings in force", response: settingsReply{}, fails: []int{http.StatusNotFound}},
+		{method: "PATCH", path: "/admin/settings", summary: "Change settings by dotted key; null takes one out", request: schema{"*": schema{}}, response: settingsReply{},
+			fails: []int{http.StatusNotFound, http.StatusInternalServerError}},
 		{method: "GET", path: "/openapi.json", summary: "This description", response: openDocument{}},
 	}
 }
@@ -145,44 +157,11 @@ type openDocument struct {
 	Security   []any          `json:"security"`
 }
 
-// custom are the schemas of what a type alone does not tell, by type or by
-// type and field.
-var custom = map[string]schema{
-	"httpapi.orderedObject": {"type": "object", "properties": schema{"role": kind("string"), "content": nullable(kind("string")), "reasoning_content": kind("string"),
-		"reasoning": kind("string"), "tool_calls": list(refTo(chatToolCall{}))}, "additionalProperties": false},
-	"httpapi.textLogprobs.top_logprobs":    list(schema{"type": "object", "additionalProperties": kind("number")}),
-	"httpapi.openAIErrorBody.code":         {"type": []string{"integer", "string"}},
-	"httpapi.anthropicMessage.content":     list(schema{"oneOf": []schema{refTo(textBlock{}), refTo(thinkingBlock{}), refTo(toolUseBlock{})}}),
-	"httpapi.toolUseBlock.input":           open(),
-	"httpapi.responseObject.output":        list(schema{"oneOf": []schema{refTo(messageItem{}), refTo(reasoningItem{}), refTo(callItem{})}}),
-	"httpapi.responseObject.metadata":      open(),
-	"httpapi.responseObject.tools":         list(open()),
-	"httpapi.responseObject.tool_choice":   {"anyOf": []schema{kind("string"), open()}},
-	"httpapi.outputText.annotations":       list(open()),
-	"httpapi.outputText.logprobs":          list(open()),
-	"httpapi.metricsReply.auto_cap":        nullable(open()),
-	"httpapi.calibrationCosts.verify_ms":   curve,
-	"httpapi.calibrationCosts.drafter_ms":  curve,
-	"httpapi.calibrationCosts.verify_grid": {"type": "object", "additionalProperties": curve},
-	"httpapi.calibrationCosts.controller":  nullable(open()),
-	"httpapi.calibrationCosts.recommendation": {"type": "object", "properties": schema{"knee_width": kind("integer"), "dflash_full_block_viable": kind("boolean"), "recommend": kind("string")},
-		"required": []string{"knee_width", "dflash_full_block_viable", "recommend"}, "additionalProperties": false},
-	"httpapi.settingsReply.values":    open(),
-	"httpapi.openDocument.info":       open(),
-	"httpapi.openDocument.paths":      open(),
-	"httpapi.openDocument.components": open(),
-	"httpapi.openDocument.security":   list(open()),
-}
-
-// curve is a number, or numbers by width.
-var curve = schema{"anyOf": []schema{kind("number"), {"type": "object", "additionalProperties": kind("number")}}}
-
-func refTo(v any) schema { return schema{"$ref": "#/components/schemas/" + reflect.TypeOf(v).Name()} }
-
 // schemas collects the schemas of types.
 type schemas struct {
 	all     map[string]any
-	unknown []string // fields that nothing is known about; a test wants none
+	types   map[string]reflect.Type // behind the names of all
+	unknown []string                // what nothing is known about; a test wants none
 }
 
 var marshaler = reflect.TypeFor[json.Marshaler]()
@@ -220,9 +199,13 @@ func (c *schemas) of(t reflect.Type, where string) schema {
 		if t.Name() == "" {
 			return c.object(t)
 		}
-		if _, ok := c.all[t.Name()]; !ok {
-			c.all[t.Name()] = nil // it may contain itself
+		switch c.types[t.Name()] {
+		case t:
+		case nil: // noted first: it may contain itself
+			c.types[t.Name()] = t
 			c.all[t.Name()] = c.object(t)
+		default:
+			c.unknown = append(c.unknown, "two types named "+t.Name())
 		}
 		return schema{"$ref": "#/components/schemas/" + t.Name()}
 	}
@@ -233,9 +216,9 @@ func (c *schemas) of(t reflect.Type, where string) schema {
 // pull makes sure that what a custom schema refers to is there.
 func (c *schemas) pull(s schema) {
 	text := string(encode(s))
-	for _, v := range []any{chatToolCall{}, textBlock{}, thinkingBlock{}, toolUseBlock{}, messageItem{}, reasoningItem{}, callItem{}} {
-		if strings.Contains(text, `"`+refTo(v)["$ref"].(string)+`"`) {
-			c.of(reflect.TypeOf(v), "")
+	for name, t := range referred {
+		if strings.Contains(text, `"#/components/schemas/`+name+`"`) {
+			c.of(t, "")
 		}
 	}
 }
@@ -278,10 +261,7 @@ func (c *schemas) object(t reflect.Type) schema {
 
 // describe makes the whole description.
 func (s *Server) describe() (openDocument, []string) {
-	c := &schemas{all: map[string]any{}}
-	failure := schema{"description": "What was wrong", "content": schema{"application/json": schema{"schema": schema{"anyOf": []schema{
-		c.of(reflect.TypeFor[openAIError](), ""), c.of(reflect.TypeFor[anthropicError](), ""), c.of(reflect.TypeFor[responsesError](), ""),
-		{"type": "object", "required": []string{"error"}, "properties": schema{"error": kind("string")}, "additionalProperties": false}}}}}}
+	c := &schemas{all: map[string]any{}, types: map[string]reflect.Type{}}
 	paths := map[string]any{}
 	for _, op := range s.operations() {
 		content := schema{}
@@ -296,16 +276,17 @@ func (s *Server) describe() (openDocument, []string) {
 		default:
 			content["application/json"] = schema{"schema": c.of(reflect.TypeOf(v), "")}
 		}
-		if op.stream != "" {
-			content["text/event-stream"] = schema{"schema": schema{"type": "string", "description": op.stream}}
+		if op.stream != nil {
+			content["text/event-stream"] = schema{"schema": c.events(op.stream)}
 		}
 		if op.path == "/metrics" {
 			content["text/plain"] = schema{"schema": kind("string")}
 		}
-		status := "200"
-		o := schema{"summary": op.summary, "operationId": operationID(op), "responses": schema{status: schema{"description": "The answer", "content": content}, "default": failure}}
+		responses := s.failures(c, op)
+		responses["200"] = answer("The answer", content)
+		o := schema{"summary": op.summary, "operationId": operationID(op), "responses": responses}
 		if op.path == "/admin/load" || op.path == "/admin/downloads" && op.method == "POST" {
-			o["responses"].(schema)["202"] = schema{"description": "The load has begun", "content": content}
+			responses["202"] = answer("The load has begun", content)
 		}
 		if op.path == "/health" {
 			o["security"] = []any{}
@@ -325,7 +306,7 @@ func (s *Server) describe() (openDocument, []string) {
 		if op.request != nil {
 			body := schema{"type": "object", "properties": op.request, "additionalProperties": true} // unknown fields are ignored
 			if op.request["*"] != nil {
-				body = open()
+				body = anyObject("Settings by dotted key; null takes one out")
 				body["minProperties"] = 1
 			} else {
 				// Absent and null are the same.
@@ -356,6 +337,34 @@ func (s *Server) describe() (openDocument, []string) {
 	}
 	return openDocument{OpenAPI: "3.1.0", Info: map[string]any{"title": "Sparkbar", "version": s.engine.Status().Version}, Paths: paths, Security: security,
 		Components: map[string]any{"schemas": c.all, "securitySchemes": schema{"bearer": schema{"type": "http", "scheme": "bearer"}, "key": schema{"type": "apiKey", "in": "header", "name": "x-api-key"}}}}, c.unknown
+}
+
+// answer is one response; every one has the id of its request.
+func answer(description string, content schema) schema {
+	return schema{"description": description, "content": content, "headers": schema{"X-Request-Id": schema{"required": true, "schema": kind("string")}}}
+}
+
+// failures are the responses of an operation that are no success, in the
+// dialects that its path is answered in.
+func (s *Server) failures(c *schemas, op operation) schema {
+	bodies := []schema{c.of(reflect.TypeOf(s.profile.ErrorBody(dialectOf(op.path), &apiError{})), "")}
+	if strings.HasPrefix(op.path, "/v1/models") {
+		bodies = append(bodies, c.of(reflect.TypeOf(s.profile.ErrorBody(dialectAnthropic, &apiError{})), ""))
+	}
+	content := schema{"application/json": schema{"schema": either(bodies...)}}
+	statuses := append([]int{http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestEntityTooLarge}, op.fails...)
+	if op.request != nil {
+		statuses = append(statuses, http.StatusBadRequest, http.StatusUnsupportedMediaType)
+	}
+	out := schema{}
+	for _, status := range statuses {
+		r := answer(http.StatusText(status), content)
+		if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
+			r["headers"].(schema)["Retry-After"] = schema{"required": true, "schema": kind("string")}
+		}
+		out[strconv.Itoa(status)] = r
+	}
+	return out
 }
 
 func operationID(op operation) string {

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -89,6 +90,11 @@ type Options struct {
 	Log *slog.Logger
 	// Settings are the owner's; nil = the routes of settings answer 404.
 	Settings Settings
+	// Web holds the dashboard: index.html, in which {{token}} stands for the token
+	// of this launch, and the files that it refers to as /ui/NAME. nil = no page.
+	Web fs.FS
+	// Owner reaches the owner's files for the dashboard; nil = its routes answer 404.
+	Owner Owner
 	// DrainTimeout is how long Serve lets running requests finish; 0 = 10 s.
 	DrainTimeout time.Duration
 }
@@ -115,6 +121,7 @@ type Server struct {
 	options  Options
 	profile  Profile
 	keys     [][32]byte
+	token    string // of the dashboard's page, new with each launch
 	router   *gin.Engine
 	methods  map[string]string // path with parameters → its methods, for 405
 	stopping chan struct{}     // closed when Serve begins to drain
@@ -135,7 +142,7 @@ func New(e Engine, o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{engine: e, options: o, profile: o.Profile, keys: hashKeys(o.Keys),
+	s := &Server{engine: e, options: o, profile: o.Profile, keys: hashKeys(o.Keys), token: randomHex(32),
 		methods: map[string]string{}, stopping: make(chan struct{})}
 	gin.SetMode(gin.ReleaseMode)
 	s.router = gin.New()
@@ -175,6 +182,9 @@ func (s *Server) routes() {
 	s.handle(http.MethodGet, "/admin/status", s.adminStatus)
 	s.handle(http.MethodGet, "/admin/events", s.adminEvents)
 	s.handle(http.MethodGet, "/admin/models", s.adminModels)
+	s.handle(http.MethodPost, "/admin/models/remove", s.adminRemoveModel)
+	s.handle(http.MethodGet, "/admin/fit", s.adminFit)
+	s.handle(http.MethodGet, "/admin/log", s.adminLog)
 	s.handle(http.MethodGet, "/admin/downloads", s.adminDownloads)
 	s.handle(http.MethodPost, "/admin/downloads", s.adminDownload)
 	s.handle(http.MethodPost, "/admin/downloads/:id/pause", s.adminPauseDownload)
@@ -184,8 +194,14 @@ func (s *Server) routes() {
 	s.handle(http.MethodGet, "/admin/requests", s.adminRequests)
 	s.handle(http.MethodPost, "/admin/requests/:id/cancel", s.adminCancelRequest)
 	s.handle(http.MethodGet, "/admin/integrations", s.adminIntegrations)
+	s.handle(http.MethodPost, "/admin/integrations/:id/write", s.adminWriteIntegration)
 	s.handle(http.MethodGet, "/admin/settings", s.adminSettings)
 	s.handle(http.MethodPatch, "/admin/settings", s.adminChangeSettings)
+
+	if s.options.Web != nil {
+		s.handle(http.MethodGet, "/", s.page)
+		s.handle(http.MethodGet, "/ui/:file", s.asset)
+	}
 }
 
 // handler answers a request; a returned error becomes the answer, so a handler

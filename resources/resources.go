@@ -16,6 +16,18 @@ func Demo() (target, dspark map[string][]byte) { return files("demo/chat"), file
 // DemoDFlash returns the files of the demo's DFlash drafter.
 func DemoDFlash() map[string][]byte { return files("demo/dflash") }
 
+//go:embed web/dist
+var web embed.FS
+
+// Web returns the dashboard: index.html and the files that it refers to.
+func Web() fs.FS {
+	f, err := fs.Sub(web, "web/dist")
+	if err != nil {
+		panic(err) // embedded at build time
+	}
+	return f
+}
+
 func files(dir string) map[string][]byte {
 	out := map[string][]byte{}
 	entries, err := fs.ReadDir(demo, dir)
