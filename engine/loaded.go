@@ -41,6 +41,8 @@ type loaded struct {
 	model   *arch.Model
 	run     *decode.Runner
 	files   []*checkpoint.Checkpoint
+	// print and drafterPrint name the weights, see checkpoint.Fingerprint.
+	print, drafterPrint string
 
 	adapters adapters
 
@@ -276,6 +278,10 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 	if l.voice, err = p.target.voice(c, r); err != nil {
 		return nil, loadError(err)
 	}
+	l.print = c.Fingerprint()
+	if dc != nil {
+		l.drafterPrint = fmt.Sprint(dc.Fingerprint(), " ", value(r.DrafterBits, -1), " ", value(r.DrafterWindow, -1))
+	}
 	progress := LoadProgress{Model: r.Model, BytesTotal: c.Bytes()}
 	if dc != nil {
 		progress.BytesTotal += dc.Bytes()
@@ -335,6 +341,9 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 			d.Close()
 		}
 		return nil, loadError(err)
+	}
+	if e.opts.Disk != nil && e.opts.Slots > 0 {
+		e.keepOnDisk(l)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, loadError(err)

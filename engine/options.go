@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"sparkbar/engine/cache"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/machine"
 	"sparkbar/engine/models"
@@ -49,6 +50,13 @@ type Options struct {
 	// Slots is how many finished conversations are kept for reuse; 2. Negative
 	// = none.
 	Slots int
+
+	// Disk keeps the beginnings of conversations for later processes; nil = memory
+	// only. Who made it closes it after the engine.
+	Disk *cache.Disk
+	// Arithmetic names what makes two runs of one version round differently: the
+	// backend's flags and kernels. What is kept on disk holds for one of them.
+	Arithmetic string
 
 	// Findings are conditions that only the owner of the process can know, for
 	// Engine.Doctor; nil = none.

@@ -26,6 +26,7 @@ type Adapter struct {
 	linears map[*compute.Weight]*compute.Adapter
 	tables  map[*compute.Weight]*tableAdapter
 	experts map[*compute.Weight]*expertAdapter
+	print   string               // see Fingerprint
 	pair    [2]*compute.Weight // rows that pick one column of two, see activate
 }
 
@@ -72,7 +73,7 @@ func LoadAdapter(m *Model, dir string) (*Adapter, error) {
 	}
 	defer ck.Close()
 	a := &Adapter{
-		base: m.load, own: NewLoader(ck, m.load.b),
+		base: m.load, own: NewLoader(ck, m.load.b), print: fmt.Sprint(ck.Fingerprint(), " ", c.Type, *c.Parameters.Rank, " ", *c.Parameters.Scale),
 		linears: map[*compute.Weight]*compute.Adapter{},
 		tables:  map[*compute.Weight]*tableAdapter{},
 		experts: map[*compute.Weight]*expertAdapter{},
@@ -307,6 +308,9 @@ func (a *Adapter) matrix(name string, batch, rows, cols int, at func(e, r, c int
 	}
 	return a.own.load(m)
 }
+
+// Fingerprint names the adapter's content, as Checkpoint.Fingerprint does.
+func (a *Adapter) Fingerprint() string { return a.print }
 
 // Of reports whether the adapter was loaded for the model.
 func (a *Adapter) Of(m *Model) bool { return a.base == m.load }

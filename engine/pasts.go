@@ -1,0 +1,29 @@
+package engine
+
+import (
+	"fmt"
+
+	"sparkbar/engine/arch"
+	"sparkbar/engine/cache"
+)
+
+// keepOnDisk lets the model's prefix store use the disk. A past there belongs to
+// the weights of target, adapter and drafter, to this version and to how its
+// backend rounds: with anything else the same prompt would be read into slightly
+// different numbers.
+func (e *Engine) keepOnDisk(l *loaded) {
+	base := fmt.Sprint(e.opts.Version, " ", l.backend.Name(), " ", e.opts.Arithmetic, " ", l.print)
+	caches := []*cache.Cache{l.run.Cache()}
+	if d := l.run.Drafter(); d != nil && d.Cache() != nil {
+		caches = append(caches, d.Cache())
+	}
+	l.run.Store().Attach(e.opts.Disk, func(key any) []string {
+		target := base
+		if a, ok := key.(*arch.Adapter); ok {
+			target += " adapter " + a.Fingerprint()
+		} else if key != nil {
+			return nil
+		}
+		return []string{target, target + " drafter " + l.drafterPrint}
+	}, caches...)
+}
