@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sparkbar/engine"
+	"sparkbar/engine/cache"
 	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
@@ -73,6 +74,8 @@ func serverFlags(cmd *cobra.Command) {
 	f.String("model-root", "", "folder below which clients may load models (default: the working folder)")
 	f.Int("prefix-cache-slots", 2, "finished conversations that are kept for reuse")
 	f.Bool("no-prefix-cache", false, "keep no conversations for reuse")
+	f.String("prefix-cache-dir", "", "folder that keeps long prompts across restarts (default: below the user's cache folder)")
+	f.Float64("prefix-cache-disk", 8, "GB that this folder may hold (0 = keep nothing on disk)")
 	f.Int("queue-limit", 64, "requests that may wait")
 	f.String("compat", "sparkbar", "wire profile: sparkbar or mlx-lm")
 	f.String("log-level", "info", "debug, info, warn or error")
@@ -93,11 +96,13 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	disk, diskErr := prefixDisk(v, slots)
 	places, hub, hubErr := storage(v)
 	o := engine.Options{Version: version, Backend: backend, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
 		Live: live(v, load), QueueLimit: v.GetInt("queue-limit"), Slots: slots, Memory: machine.ReadMemory, Chip: machine.ReadChip(),
-		Findings: func() []engine.Finding { return findings(v, hubErr) }}
+		Disk: disk, Arithmetic: fmt.Sprintf("exact=%v %s", v.GetBool("exact"), strings.Join(cpu.Levels(), ",")),
+		Findings: func() []engine.Finding { return append(findings(v, hubErr), diskFindings(disk, diskErr)...) }}
 	o.Bandwidth = func() machine.Bandwidth {
 		if gbs := v.GetFloat64("memory-bandwidth"); gbs > 0 {
 			return machine.Bandwidth{GBs: gbs, MeasuredAt: time.Now(), Method: "given by --memory-bandwidth"}
@@ -109,6 +114,34 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 		return machine.MeasuredBandwidth(filepath.Join(dir, "sparkbar", "machine.json"), o.Chip)
 	}
 	return engine.New(o), nil
+}
+
+// prefixDisk opens the folder of stored prefixes, for as long as the process
+// lives; nil where nothing is to be kept.
+func prefixDisk(v *config, slots int) (*cache.Disk, error) {
+	limit := v.GetFloat64("prefix-cache-disk")
+	if limit <= 0 || slots < 0 {
+		return nil, nil
+	}
+	dir := v.GetString("prefix-cache-dir")
+	if dir == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return nil, err
+		}
+		dir = filepath.Join(user, "sparkbar", "prefixes")
+	}
+	return cache.OpenDisk(dir, int64(min(limit, 1<<20)*1e9))
+}
+
+func diskFindings(d *cache.Disk, err error) []engine.Finding {
+	if err == nil && d != nil {
+		err = d.Stats().Fault
+	}
+	if err == nil {
+		return nil
+	}
+	return []engine.Finding{{Code: "prefix_disk", Level: engine.LevelAttention, Message: "long prompts are not kept on disk: " + err.Error(), Fix: "make room, name another folder with --prefix-cache-dir, or switch it off with --prefix-cache-disk 0"}}
 }
 
 // live are the settings that hold from the next request on.

@@ -143,6 +143,8 @@ var schema = []setting{
 	{"generate.max_tokens", "default-max-tokens", whole(1, 10_000_000), "longest answer when a request does not say"},
 	{"generate.max_tokens_cap", "max-tokens-cap", whole(1, 10_000_000), "longest answer that a request may ask for"},
 	{"prefix_cache.slots", "prefix-cache-slots", whole(0, 1000), "finished conversations that are kept for reuse"},
+	{"prefix_cache.dir", "prefix-cache-dir", text, "folder that keeps long prompts across restarts"},
+	{"prefix_cache.disk_gb", "prefix-cache-disk", number(0, 1<<20), "GB that this folder may hold, 0 = nothing is kept on disk"},
 	{"memory.guard", "memory-guard", truth, "give memory back when the system is short of it"},
 	{"hub.offline", "offline", truth, "never use the network for models"},
 	{"hub.hosts", "hub-hosts", texts, "further hosts that the hub may redirect downloads to"},

@@ -208,6 +208,7 @@ func (s *Server) prefixCache(g *engine.Gauges) prefixCache {
 		if len(g.Store.Tokens) > 0 {
 			d.CachedTokens = g.Store.Tokens[0]
 		}
+		d.L2 = g.Store.Disk != nil
 		d.Hits, d.PartialHits, d.ReusedTokens = g.Store.Hits, g.Store.PartialHits, g.Store.ReusedTokens
 	}
 	return prefixCache{true, d}
@@ -289,6 +290,11 @@ func (s *Server) prometheus(st engine.Status) string {
 	if g := s.engine.Gauges(); g != nil {
 		metric("prefix_cache_hits_total", "counter", "Prompts whose beginning was kept.", float64(g.Store.Hits), "")
 		metric("prefix_cache_reused_tokens_total", "counter", "Prompt tokens that were not read again.", float64(g.Store.ReusedTokens), "")
+		if disk := g.Store.Disk; disk != nil {
+			metric("prefix_disk_hits_total", "counter", "Prompts whose beginning came from disk.", float64(g.Store.DiskHits), "")
+			metric("prefix_disk_bytes", "gauge", "Bytes of the folder of stored prefixes.", float64(disk.Bytes), "")
+			metric("prefix_disk_limit_bytes", "gauge", "Bytes that it may hold.", float64(disk.Limit), "")
+		}
 		metric("kv_pages_used", "gauge", "Pages of the cache in use.", float64(g.PagesUsed), "")
 		metric("kv_pages", "gauge", "Pages of the cache.", float64(g.Pages), "")
 	}
