@@ -47,7 +47,7 @@ const (
 
 // Doctor examines the machine and the set-up.
 func (e *Engine) Doctor() []Finding {
-	f := facts{chip: e.opts.Chip, places: e.opts.Places, list: e.Models(), exists: func(dir string) bool {
+	f := facts{chip: e.opts.Chip, places: e.Places(), list: e.Models(), exists: func(dir string) bool {
 		info, err := os.Stat(dir)
 		return err == nil && info.IsDir()
 	}}

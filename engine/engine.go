@@ -75,14 +75,6 @@ func New(o Options) *Engine {
 	return e
 }
 
-// Configure changes what may change while the engine runs. Requests and loads
-// that have begun keep what they began with.
-func (e *Engine) Configure(l Live) {
-	l.defaults()
-	e.live.Store(&l)
-	e.update(e.restIdle)
-}
-
 // Events is the stream of everything that happens: "state" with a Status,
 // "round" with a telemetry.Round, "prefill" with a telemetry.Prefill, "request"
 // with a RequestEvent, "pressure" with a GuardStatus, "models" when the list of
@@ -180,13 +172,7 @@ func (e *Engine) await(ctx context.Context, r LoadRequest, trusted bool) (Status
 
 // complete lays a request over the settings that it leaves open.
 func (e *Engine) complete(r LoadRequest) LoadRequest {
-	live := e.live.Load()
-	base := live.Base
-	if live.ForModel != nil {
-		m := live.ForModel(r.Model)
-		m.Model = r.Model
-		base = merge(base, m)
-	}
+	base := e.live.Load().settings(r.Model)
 	e.mu.Lock()
 	over(&base.ContextWindow, e.sticky.ContextWindow)
 	over(&base.EnableThinking, e.sticky.EnableThinking)
@@ -208,6 +194,9 @@ func (e *Engine) start(r LoadRequest, trusted bool) (<-chan error, error) {
 		return nil, &Error{Kind: ErrBusy, Message: "another load or unload is under way; wait for it or cancel it with POST /admin/load/cancel"}
 	}
 	ctx := e.begin(full, func() {
+		if trusted {
+			return // the owner's settings are those that every load starts from
+		}
 		over(&e.sticky.ContextWindow, r.ContextWindow)
 		over(&e.sticky.EnableThinking, r.EnableThinking)
 		over(&e.sticky.ReasoningEffort, r.ReasoningEffort)
@@ -217,6 +206,9 @@ func (e *Engine) start(r LoadRequest, trusted bool) (<-chan error, error) {
 		err := e.swap(ctx, full, e.opts.Downloader != nil)
 		e.loads.Unlock() // before anybody hears of the end and asks for the next load
 		e.tell()
+		if err == nil && !trusted && e.opts.Loaded != nil {
+			e.opts.Loaded(r.Model)
+		}
 		done <- err
 	}()
 	return done, nil

@@ -36,6 +36,10 @@ type Options struct {
 	// Live are the settings that may change while the engine runs.
 	Live
 
+	// Loaded is told of each model that a client has loaded by asking for it;
+	// nil = nobody is.
+	Loaded func(model string)
+
 	// Memory reads the machine's memory; nil = no fit check, no guard.
 	Memory func() machine.Memory
 	// Bandwidth tells how fast memory is read; called once, at the first load.
@@ -63,36 +67,6 @@ type Options struct {
 	Findings func() []Finding
 
 	Now func() time.Time
-}
-
-// Live are settings that Engine.Configure changes. The zero value of a field
-// means its default.
-type Live struct {
-	// NoModelSwitch keeps requests from loading another model by naming it.
-	NoModelSwitch bool
-	// IdleUnload frees the model after that long without a request; the next
-	// request loads it again. 0 = never.
-	IdleUnload time.Duration
-
-	DefaultMaxTokens int // 2048
-	MaxTokensCap     int // 32768
-	// Temperature, TopP and TopK are the server's defaults; nil = the model's.
-	Temperature, TopP *float64
-	TopK              *int
-
-	// Base holds the settings that every load starts from. ForModel, if set,
-	// gives those of one model, which are laid over it.
-	Base     LoadRequest
-	ForModel func(model string) LoadRequest
-}
-
-func (l *Live) defaults() {
-	if l.DefaultMaxTokens <= 0 {
-		l.DefaultMaxTokens = 2048
-	}
-	if l.MaxTokensCap <= 0 {
-		l.MaxTokensCap = 32768
-	}
 }
 
 // Builtin is a model that is part of the program: the files of a target folder

@@ -74,9 +74,6 @@ func (e *Engine) Models() []models.Model {
 	return e.opts.Catalogue.List()
 }
 
-// Places are the folders in which models are looked for.
-func (e *Engine) Places() models.Places { return e.opts.Places }
-
 // Fit says whether a model would fit into this machine's memory, with its own
 // drafter if that is here, at a context (0 = its own maximum).
 func (e *Engine) Fit(m models.Model, context int) models.Fit {

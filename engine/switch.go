@@ -72,11 +72,17 @@ func (e *Engine) wanted(name string) (*LoadRequest, error) {
 	if name == "" || name == "default_model" {
 		return nil, nil
 	}
+	live := e.live.Load()
+	if id, ok := live.Aliases[name]; ok {
+		name = id
+	}
 	e.mu.Lock()
 	var same *LoadRequest
 	present := e.model
+	pinned := present != nil && live.pinned(present.info.Target)
+	fixed := live.NoModelSwitch || pinned
 	for _, k := range slices.Backward(e.known) {
-		if same == nil && answersTo(k.Model, name) && !e.live.Load().NoModelSwitch {
+		if same == nil && answersTo(k.Model, name) && !fixed {
 			same = &k
 		}
 	}
@@ -88,7 +94,7 @@ func (e *Engine) wanted(name string) (*LoadRequest, error) {
 	if same != nil {
 		return same, nil
 	}
-	if !e.live.Load().NoModelSwitch {
+	if !fixed {
 		if _, ok := e.opts.Builtins[name]; ok {
 			return &LoadRequest{Model: name}, nil
 		}
@@ -108,6 +114,9 @@ func (e *Engine) wanted(name string) (*LoadRequest, error) {
 		message := fmt.Sprintf("model '%s' is not loaded here; load it with POST /admin/load", clip(name))
 		if present != nil {
 			message += fmt.Sprintf(", or name '%s'", present.info.ID)
+			if pinned {
+				message += ", which is pinned and stays loaded until then"
+			}
 		}
 		return nil, &Error{Kind: ErrModelNotFound, Field: "model", Message: message}
 	}
@@ -310,9 +319,12 @@ func (e *Engine) restIdle() {
 		e.idle.Stop()
 		e.idle = nil
 	}
-	if e.live.Load().IdleUnload > 0 && e.model != nil && e.using == 0 && !e.closed {
-		l := e.model
-		e.idle = time.AfterFunc(e.live.Load().IdleUnload, func() { e.sleep(l) })
+	l := e.model
+	if l == nil || e.using > 0 || e.closed {
+		return
+	}
+	if d := e.live.Load().idle(l.info.Target); d > 0 {
+		e.idle = time.AfterFunc(d, func() { e.sleep(l) })
 	}
 }
 

@@ -125,11 +125,14 @@ func (c *Catalogue) Find(id string) (Model, bool) {
 func (c *Catalogue) Rescan() bool {
 	c.scanning.Lock()
 	defer c.scanning.Unlock()
+	c.mu.Lock()
+	places := c.o.Places
+	c.mu.Unlock()
 	list := slices.Clone(c.o.Builtins)
 	for i := range list {
 		list[i].Source, list[i].Complete = SourceBuiltin, true
 	}
-	list = append(list, scanPlaces(c.o.Places, c.inspect)...)
+	list = append(list, scanPlaces(places, c.inspect)...)
 	for i := range list {
 		if m := &list[i]; m.Type == "" && isPublishedDrafter(m.ID) { // its config.json has not come yet
 			m.Drafter = true
@@ -142,6 +145,21 @@ func (c *Catalogue) Rescan() bool {
 	changed := !c.scanned || !reflect.DeepEqual(list, c.list)
 	c.list, c.scanned = list, true
 	return changed
+}
+
+// SetPlaces looks into other folders from now on, at once, and reports whether
+// that changed the list.
+func (c *Catalogue) SetPlaces(p Places) bool {
+	c.mu.Lock()
+	c.o.Places = p
+	c.mu.Unlock()
+	return c.Rescan()
+}
+
+func (c *Catalogue) roots() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.o.Places.roots()
 }
 
 func isPublishedDrafter(id string) bool {
@@ -192,13 +210,13 @@ const (
 // that changed it. Events are taken from the roots only; what happens deeper is
 // seen within 30 seconds, or at Rescan.
 func (c *Catalogue) Watch(ctx context.Context, changed func()) {
-	events, roots, stop := c.o.events(c.o.Places.roots())
+	events, roots, stop := c.o.events(c.roots())
 	defer stop()
 	scan := func() {
 		if c.Rescan() {
 			changed()
 		}
-		roots(c.o.Places.roots()) // some may have come into being
+		roots(c.roots()) // some may have come into being
 	}
 	scan()
 	tick := c.o.clock.After(rescanTime)

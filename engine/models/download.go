@@ -153,6 +153,9 @@ func (j *Job) Resume() {
 	if j.resumed != nil {
 		close(j.resumed)
 		j.resumed = nil
+		if j.p.State == StatePaused {
+			j.p.State = StatePlanning
+		}
 	}
 }
 
