@@ -62,8 +62,8 @@ func (s *Server) integrations(c *gin.Context) (integrations, *apiError) {
 		scheme = "https"
 	}
 	p := snippets{base: scheme + "://" + c.Request.Host, model: st.Model.ID, key: placeholderKey, context: st.Model.ContextWindow, out: st.MaxTokensCap}
-	if len(s.options.Keys) > 0 {
-		p.key, p.keyed = s.options.Keys[0], true
+	if keys := s.access.Load().keys; len(keys) > 0 {
+		p.key, p.keyed = keys[0], true
 	}
 	if p.context > 0 {
 		p.out = min(p.out, p.context)

@@ -86,7 +86,7 @@ func (s *Server) guard(c *gin.Context) {
 		c.Header("WWW-Authenticate", "Bearer")
 		s.refuse(c, http.StatusUnauthorized, "authentication_error", "invalid api key")
 		return
-	case admin && len(s.keys) == 0 && r.Method != http.MethodGet && fromAnyPage(r) && !s.fromPage(r):
+	case admin && len(s.access.Load().hashes) == 0 && r.Method != http.MethodGet && fromAnyPage(r) && !s.fromPage(r):
 		s.refuse(c, http.StatusForbidden, "permission_error", "only the dashboard of this launch may do that; reload the page")
 		return
 	case r.ContentLength > s.options.MaxBody:
@@ -126,7 +126,7 @@ func (s *Server) hostAllowed(host string) bool {
 	if _, err := netip.ParseAddr(h); err == nil {
 		return true
 	}
-	return slices.ContainsFunc(s.options.AllowedHosts, func(a string) bool { return a == "*" || hostName(a) == h })
+	return slices.ContainsFunc(s.access.Load().hosts, func(a string) bool { return a == "*" || hostName(a) == h })
 }
 
 // sameOrigin tells a page of this server from others.
@@ -136,7 +136,7 @@ func sameOrigin(origin, host string) bool {
 }
 
 func (s *Server) originAllowed(origin string) bool {
-	return slices.ContainsFunc(s.options.CORSOrigins, func(a string) bool {
+	return slices.ContainsFunc(s.access.Load().origins, func(a string) bool {
 		return a == "*" || strings.EqualFold(strings.TrimSuffix(a, "/"), origin)
 	})
 }
@@ -155,6 +155,19 @@ func (s *Server) allowOrigin(c *gin.Context, origin string) {
 	if c.GetHeader("Access-Control-Request-Private-Network") == "true" {
 		c.Header("Access-Control-Allow-Private-Network", "true")
 	}
+}
+
+// access says who may call. It changes as a whole.
+type access struct {
+	keys           []string
+	hashes         [][32]byte // of the keys
+	hosts, origins []string
+}
+
+// SetAccess replaces Options.Keys, AllowedHosts and CORSOrigins from the next
+// request on; requests under way go on.
+func (s *Server) SetAccess(keys, hosts, origins []string) {
+	s.access.Store(&access{keys, hashKeys(keys), hosts, origins})
 }
 
 func hashKeys(keys []string) [][32]byte {
@@ -177,13 +190,14 @@ func presentedKey(r *http.Request) string {
 
 // authorized compares in constant time, and with every key.
 func (s *Server) authorized(r *http.Request) bool {
-	if len(s.keys) == 0 {
+	hashes := s.access.Load().hashes
+	if len(hashes) == 0 {
 		return true
 	}
 	try := func(key string) int {
 		h, match := sha256.Sum256([]byte(key)), 0
-		for i := range s.keys {
-			match |= subtle.ConstantTimeCompare(h[:], s.keys[i][:])
+		for i := range hashes {
+			match |= subtle.ConstantTimeCompare(h[:], hashes[i][:])
 		}
 		return match
 	}

@@ -332,7 +332,7 @@ func (s *Server) describe() (openDocument, []string) {
 		item[strings.ToLower(op.method)] = o
 	}
 	security := []any{schema{"bearer": []string{}}, schema{"key": []string{}}}
-	if len(s.keys) == 0 {
+	if len(s.access.Load().hashes) == 0 {
 		security = append(security, schema{})
 	}
 	return openDocument{OpenAPI: "3.1.0", Info: map[string]any{"title": "Sparkbar", "version": s.engine.Status().Version}, Paths: paths, Security: security,

@@ -120,7 +120,7 @@ type Server struct {
 	engine   Engine
 	options  Options
 	profile  Profile
-	keys     [][32]byte
+	access   atomic.Pointer[access]
 	token    string // of the dashboard's page, new with each launch
 	router   *gin.Engine
 	methods  map[string]string // path with parameters → its methods, for 405
@@ -142,8 +142,9 @@ func New(e Engine, o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{engine: e, options: o, profile: o.Profile, keys: hashKeys(o.Keys), token: randomHex(32),
+	s := &Server{engine: e, options: o, profile: o.Profile, token: randomHex(32),
 		methods: map[string]string{}, stopping: make(chan struct{})}
+	s.SetAccess(o.Keys, o.AllowedHosts, o.CORSOrigins)
 	gin.SetMode(gin.ReleaseMode)
 	s.router = gin.New()
 	s.router.RedirectTrailingSlash = false
