@@ -131,6 +131,7 @@ func (s *Server) chat(c *gin.Context) *apiError {
 	}
 	req.MaxTokens = s.maxTokens(f, "max_completion_tokens", "max_tokens")
 	req.Sampling = s.sampling(f)
+	f.beside(&req)
 	req.Stop = f.texts("stop")
 	req.Logprobs, r.arrays = f.chatLogprobs()
 	r.logprobs = req.Logprobs >= 0
@@ -179,8 +180,20 @@ func (f *fields) refuse() {
 			f.fail(invalid("response_format", "'response_format' supports the type 'text' only: this server cannot constrain its output to JSON or a schema yet; ask for JSON in the prompt"))
 		}
 	}
-	if f.text("adapters") != nil {
-		f.fail(invalid("adapters", "'adapters' cannot be chosen per request; load the model with its adapter instead"))
+}
+
+// beside reads what a request wants to run beside the model, in the words of
+// mlx_lm.server: an adapter, a draft model (null = none), the number of drafts.
+func (f *fields) beside(req *engine.Request) {
+	req.MaxDraft = f.integer("num_draft_tokens", 0, math.MaxInt32)
+	if v := f.text("adapters"); v != nil {
+		req.Adapter = *v
+	}
+	if v, there := f.raw["draft_model"]; there && string(v) == "null" {
+		req.MaxDraft = new(int)
+	}
+	if v := f.text("draft_model"); v != nil && *v != "default_model" {
+		req.Drafter = *v
 	}
 }
 

@@ -68,6 +68,7 @@ func (s *Server) completions(c *gin.Context) *apiError {
 	prompts := f.prompts()
 	req.MaxTokens = s.maxTokens(f, "max_completion_tokens", "max_tokens")
 	req.Sampling = s.sampling(f)
+	f.beside(&req)
 	req.Stop = f.texts("stop")
 	req.Logprobs = f.textLogprobs()
 	r.logprobs = req.Logprobs >= 0

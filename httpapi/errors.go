@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,7 +72,7 @@ func fromEngine(err error, what string) *apiError {
 		return a
 	case engine.ErrModelNotFound:
 		return &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found",
-			Field: "model", Message: e.Message}
+			Field: cmp.Or(e.Field, "model"), Message: e.Message}
 	case engine.ErrDownload:
 		return &apiError{Status: http.StatusBadGateway, Type: "download_error", Message: e.Message}
 	case engine.ErrCancelled:

@@ -137,7 +137,6 @@ func (s *Server) sampling(f *fields) engine.Sampling {
 	q.PresenceContextSize = window("presence_context_size")
 	q.FrequencyContextSize = window("frequency_context_size")
 	q.LogitBias = f.logitBias()
-	f.integer("num_draft_tokens", 0, math.MaxInt32) // the server's own cap decides; no draft changes an answer
 	return v
 }
 

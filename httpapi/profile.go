@@ -118,7 +118,7 @@ func MLXLMProfile() Profile {
 		EngineStatus: func(e *apiError) int {
 			// That server answers 404 to whatever fails behind its validation;
 			// requests that would end its worker are refused by field instead.
-			field := e.Field != "" && !strings.HasPrefix(e.Field, "messages")
+			field := e.Field != "" && e.Field != "adapters" && e.Field != "draft_model" && !strings.HasPrefix(e.Field, "messages")
 			if e.Status == http.StatusInternalServerError || e.Status == http.StatusBadRequest && !field {
 				return http.StatusNotFound
 			}

@@ -93,7 +93,9 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/chat/completions", chat(`"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"g"}}`), "'tool_choice' names the function 'g'"},
 		{"/v1/chat/completions", chat(`"tool_choice":"maybe"`), "'tool_choice' must be"},
 		{"/v1/chat/completions", chat(`"model":7`), "'model' must be a string"},
-		{"/v1/chat/completions", chat(`"adapters":"x"`), "'adapters'"},
+		{"/v1/chat/completions", chat(`"adapters":7`), "'adapters' must be a string"},
+		{"/v1/chat/completions", chat(`"draft_model":5`), "'draft_model' must be a string"},
+		{"/v1/chat/completions", chat(`"num_draft_tokens":-1`), "'num_draft_tokens' must be at least 0"},
 		{"/v1/chat/completions", "{\"messages\":\"\xff\"}", "not valid UTF-8"},
 
 		{"/completions", `{}`, "'prompt' must be a string"},
