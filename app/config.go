@@ -6,8 +6,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 
 	"sparkbar/engine"
@@ -18,8 +20,20 @@ import (
 // else it is the flag's default. Nothing is ever written back.
 type config struct {
 	*viper.Viper
+	flags  *pflag.FlagSet
 	file   *settings
 	reread func() (*config, error) // with what the settings file says now
+	// apply takes over what follow does not, before anything else; it may refuse.
+	apply  func(now *config) error
+	latest atomic.Pointer[config] // that follow has applied
+}
+
+// now is what holds after the latest edit of the settings file.
+func (c *config) now() *config {
+	if l := c.latest.Load(); l != nil {
+		return l
+	}
+	return c
 }
 
 // bind reads flags, environment and settings file.
@@ -37,15 +51,20 @@ func bindTo(cmd *cobra.Command, file *settings) (*config, error) {
 		return nil, err
 	}
 	for _, key := range v.AllKeys() {
-		name := strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
-		if err := v.BindEnv(key, "SPARKBAR_"+name, "MLX_DSPARK_"+name); err != nil {
+		if err := v.BindEnv(append([]string{key}, envNames(key)...)...); err != nil {
 			return nil, err
 		}
 	}
 	if err := v.MergeConfigMap(file.flags()); err != nil {
 		return nil, err
 	}
-	return &config{v, file, func() (*config, error) { return bindTo(cmd, file) }}, nil
+	return &config{Viper: v, flags: cmd.Flags(), file: file, reread: func() (*config, error) { return bindTo(cmd, file) }}, nil
+}
+
+// envNames are the variables that stand for a flag, the first that is set counts.
+func envNames(flag string) []string {
+	name := strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+	return []string{"SPARKBAR_" + name, "MLX_DSPARK_" + name}
 }
 
 // list is a flag with several values; in the environment commas separate them.

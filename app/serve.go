@@ -11,7 +11,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -100,9 +99,9 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	places, hub, hubErr := storage(v)
 	o := engine.Options{Version: version, Backend: backend, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
-		Live: live(v, load), QueueLimit: v.GetInt("queue-limit"), Slots: slots, Memory: machine.ReadMemory, Chip: machine.ReadChip(),
+		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), Slots: slots, Memory: machine.ReadMemory, Chip: machine.ReadChip(),
 		Disk: disk, Arithmetic: fmt.Sprintf("exact=%v %s", v.GetBool("exact"), strings.Join(cpu.Levels(), ",")),
-		Findings: func() []engine.Finding { return append(findings(v, hubErr), diskFindings(disk, diskErr)...) }}
+		Findings: func() []engine.Finding { return append(findings(v.now(), hubErr), diskFindings(disk, diskErr)...) }}
 	o.Bandwidth = func() machine.Bandwidth {
 		if gbs := v.GetFloat64("memory-bandwidth"); gbs > 0 {
 			return machine.Bandwidth{GBs: gbs, MeasuredAt: time.Now(), Method: "given by --memory-bandwidth"}
@@ -142,22 +141,6 @@ func diskFindings(d *cache.Disk, err error) []engine.Finding {
 		return nil
 	}
 	return []engine.Finding{{Code: "prefix_disk", Level: engine.LevelAttention, Message: "long prompts are not kept on disk: " + err.Error(), Fix: "make room, name another folder with --prefix-cache-dir, or switch it off with --prefix-cache-disk 0"}}
-}
-
-// live are the settings that hold from the next request on.
-func live(v *config, load engine.LoadRequest) engine.Live {
-	l := engine.Live{NoModelSwitch: v.GetBool("no-model-switch"), IdleUnload: v.GetDuration("idle-unload"), DefaultMaxTokens: v.GetInt("default-max-tokens"),
-		MaxTokensCap: v.GetInt("max-tokens-cap"), Base: load, ForModel: v.file.modelRequest}
-	if v.IsSet("default-temperature") {
-		l.Temperature = pointer(v.GetFloat64("default-temperature"))
-	}
-	if v.IsSet("default-top-p") {
-		l.TopP = pointer(v.GetFloat64("default-top-p"))
-	}
-	if v.IsSet("default-top-k") {
-		l.TopK = pointer(v.GetInt("default-top-k"))
-	}
-	return l
 }
 
 // storage is where models lie and what fetches them; a hub that is configured
@@ -257,31 +240,11 @@ func keys(v *config, keychain func() (string, error)) ([]string, error) {
 	return out, nil
 }
 
-// follow applies edits of the settings file to a running engine: what requests
-// and loads begin with. A file with an error changes nothing. told hears of each
-// edit, nil if it was good; it may be nil.
-func (c *config) follow(ctx context.Context, eng *engine.Engine, log *slog.Logger, told func(error)) error {
-	if told == nil {
-		told = func(error) {}
+func setLevel(level *slog.LevelVar, v *config) error {
+	if err := level.UnmarshalText([]byte(v.GetString("log-level"))); err != nil {
+		return &usageError{fmt.Errorf("--log-level must be debug, info, warn or error, got '%s'", v.GetString("log-level"))}
 	}
-	return c.file.watch(ctx, func(err error) {
-		var now *config
-		if err == nil {
-			now, err = c.reread()
-		}
-		var load engine.LoadRequest
-		if err == nil {
-			load, err = loadRequest(now)
-		}
-		if err != nil {
-			log.Error("the settings file has an error; the last good settings stay in use", "error", err)
-			told(err)
-			return
-		}
-		eng.Configure(live(now, load))
-		log.Info("settings read again", "file", c.file.path)
-		told(nil)
-	})
+	return nil
 }
 
 // serve listens, then loads, then answers until ctx ends.
@@ -290,12 +253,12 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(v.GetString("log-level"))); err != nil {
-		return &usageError{fmt.Errorf("--log-level must be debug, info, warn or error, got '%s'", v.GetString("log-level"))}
+	var level slog.LevelVar
+	if err := setLevel(&level, v); err != nil {
+		return err
 	}
 	tail := &logTail{}
-	log := slog.New(tail.handler(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})))
+	log := slog.New(tail.handler(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level})))
 	apiKeys, err := keys(v, savedKey)
 	if err != nil {
 		return err
@@ -308,16 +271,32 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	address := net.JoinHostPort(v.GetString("host"), strconv.Itoa(v.GetInt("port")))
-	ln, err := net.Listen("tcp", address)
-	if err != nil {
-		return fmt.Errorf("cannot listen on %s: %w; stop the program that uses the port, or choose another with --port", address, err)
+	ln := newDoor()
+	if err := ln.move(hosts(v), v.GetInt("port")); err != nil {
+		_ = eng.Close(context.Background())
+		return err
 	}
 	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Log: log, Settings: v.file, Web: resources.Web(), Owner: owner{eng, tail}})
 	base := "http://" + ln.Addr().String()
 	fmt.Fprintf(stdout, "listening on %s   (OpenAI base_url: %s/v1, Anthropic base_url: %s)\n", base, base, base)
 	if len(apiKeys) > 0 {
 		fmt.Fprintln(stdout, "auth: a key is required (Authorization: Bearer ... or x-api-key)")
+	}
+	was := v
+	v.apply = func(now *config) error {
+		newKeys, err := keys(now, savedKey)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(hosts(now), hosts(was)) || now.GetInt("port") != was.GetInt("port") {
+			if err := ln.move(hosts(now), now.GetInt("port")); err != nil {
+				return err
+			}
+			log.Info("listening", "address", "http://"+ln.Addr().String())
+		}
+		was = now
+		srv.SetAccess(newKeys, now.list("allow-host"), now.list("cors-origin"))
+		return setLevel(&level, now)
 	}
 	if err := v.follow(ctx, eng, log, nil); err != nil {
 		log.Warn("changes of the settings file will not be noticed", "error", err)
@@ -331,7 +310,7 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 	} else {
 		go func() {
 			began := time.Now()
-			st, err := eng.LoadFrom(ctx, load)
+			st, err := eng.LoadFrom(ctx, v.loadedLast(eng, load, log))
 			if err == nil && st.Model != nil {
 				m := st.Model
 				drafter := m.Drafter

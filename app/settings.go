@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"math"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,11 +44,44 @@ func oneOf(list ...string) func(any) (any, string) {
 	}
 }
 
+func someOf(list ...string) func(any) (any, string) {
+	return func(v any) (any, string) {
+		got, bad := texts(v)
+		if bad == "" {
+			for _, s := range got.([]string) {
+				if !slices.Contains(list, s) {
+					bad = "no"
+				}
+			}
+		}
+		if bad != "" {
+			return nil, "a list of " + strings.Join(list, ", ")
+		}
+		return got, ""
+	}
+}
+
 func text(v any) (any, string) {
 	if s, ok := v.(string); ok {
 		return s, ""
 	}
 	return nil, "a text"
+}
+
+// addresses is one address, or several as the flag has them.
+func addresses(v any) (any, string) {
+	if list, bad := texts(v); bad == "" {
+		v = strings.Join(list.([]string), ",")
+	}
+	s, ok := v.(string)
+	for _, h := range strings.Split(s, ",") {
+		h = strings.TrimSpace(h)
+		ok = ok && h != "" && !strings.ContainsAny(h, "/ ") && (net.ParseIP(strings.Trim(h, "[]")) != nil || !strings.Contains(h, ":"))
+	}
+	if !ok {
+		return nil, "an address such as 127.0.0.1 or 0.0.0.0, without a port, or a list of them"
+	}
+	return s, ""
 }
 
 func truth(v any) (any, string) {
@@ -114,7 +148,7 @@ var (
 
 // schema is every setting there is.
 var schema = []setting{
-	{"server.host", "host", text, "address to listen on"},
+	{"server.host", "host", addresses, "address to listen on, or a list of them"},
 	{"server.port", "port", whole(0, 65535), "port to listen on, 0 = any free one"},
 	{"server.api_key", "api-key", text, "key that clients must present"},
 	{"server.allowed_hosts", "allow-host", texts, "names accepted in the Host header"},
@@ -151,6 +185,7 @@ var schema = []setting{
 	{"hub.ca_file", "hub-ca", text, "certificates trusted for downloads besides the system's"},
 	{"menubar.text", "", oneOf("auto", "none", "rate+accept", "memory"), "what the menu bar shows"},
 	{"menubar.ribbon", "", truth, "the menu shows the latest rounds"},
+	{"menubar.notices", "", someOf("download", "load", "port", "server"), "what the app notifies about"},
 	{"ui.detail", "", oneOf("simple", "advanced", "developer"), "how much the app shows"},
 	{"ui.appearance", "", oneOf("system", "light", "dark"), "how the window looks"},
 	{"ui.text_zoom", "", number(0.5, 3), "size of texts in the window"},
@@ -165,7 +200,7 @@ var schema = []setting{
 
 // modelSchema are the settings of one model, models."<id>".<key>.
 var modelSchema = map[string]func(any) (any, string){
-	"context_window": window, "kv_bits": kvBits, "mode": modes, "max_draft": draftCap, "thinking": truth, "reasoning_effort": efforts,
+	"alias": text, "idle_unload": number(0, 100_000), "context_window": window, "kv_bits": kvBits, "mode": modes, "max_draft": draftCap, "thinking": truth, "reasoning_effort": efforts,
 	"lookup_drafts": truth, "confidence_threshold": number(0, 1), "drafter": text, "drafter_window": window,
 }
 
@@ -385,6 +420,9 @@ func (s *settings) load() error {
 	return nil
 }
 
+// get is a value of the file, nil = not set.
+func (s *settings) get(key string) any { return (*s.values.Load())[key] }
+
 // Path implements httpapi.Settings.
 func (s *settings) Path() string { return s.path }
 
@@ -590,6 +628,11 @@ func (s *settings) watch(ctx context.Context, changed func(error)) error {
 func (s *settings) flags() map[string]any {
 	out := map[string]any{}
 	values := *s.values.Load()
+	if s.startsLast() {
+		if last, ok := values["model.last"]; ok {
+			out["model"] = last
+		}
+	}
 	for _, x := range schema {
 		v, ok := values[x.key]
 		if !ok || x.flag == "" {
@@ -606,10 +649,7 @@ func (s *settings) flags() map[string]any {
 			switch v {
 			case "none":
 				out["no-model"] = true
-			case "last":
-				if last, ok := values["model.last"]; ok {
-					out["model"] = last
-				}
+			case "last": // see above
 			default:
 				out["model"] = v
 			}
@@ -653,4 +693,39 @@ func (s *settings) modelRequest(model string) engine.LoadRequest {
 		}
 	}
 	return r
+}
+
+// startsLast reports whether a server starts with the model that was loaded
+// last; it does unless the file says otherwise.
+func (s *settings) startsLast() bool {
+	v := s.get("model.autoload")
+	return v == nil || v == "last"
+}
+
+// pinned are the models that stay loaded.
+func (s *settings) pinned() []string {
+	list, _ := s.get("model.pinned").([]string)
+	return list
+}
+
+// ofModels are the names and the idle times that models have of their own.
+func (s *settings) ofModels() (aliases map[string]string, idle map[string]time.Duration) {
+	aliases, idle = map[string]string{}, map[string]time.Duration{}
+	for key, v := range *s.values.Load() {
+		switch id, field, _ := modelKey(key); field {
+		case "alias":
+			aliases[v.(string)] = id
+		case "idle_unload":
+			idle[id] = time.Duration(v.(float64) * float64(time.Minute))
+		}
+	}
+	return aliases, idle
+}
+
+// loaded notes which model was loaded last. It is of no weight: a file that
+// cannot be written stays as it is.
+func (s *settings) loaded(model string) {
+	if s.get("model.last") != model {
+		_ = s.write(map[string]any{"model.last": model})
+	}
 }
