@@ -68,6 +68,7 @@ func (s *Server) operations() []operation {
 			"repetition_context_size": windows, "presence_context_size": windows, "frequency_context_size": windows, "logit_bias": schema{"type": "object", "additionalProperties": num},
 			"stream": truth}
 		tokens = between(whole, 0, 0)
+		id     = between(whole, 0, 0) // of a token
 		effort = enum("none", "minimal", "low", "medium", "high", "xhigh")
 		usage  = schema{"type": "object", "properties": schema{"include_usage": truth}}
 		format = object(schema{"type": enum("text")}, "type")
@@ -86,27 +87,27 @@ func (s *Server) operations() []operation {
 		maps.Copy(out, schema{"adapters": text, "draft_model": nullable(text), "num_draft_tokens": windows})
 		return out
 	}
-	load := schema{"model": text, "drafter": text, "mode": enum(engine.Modes...), "max_draft": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto")}}, "lookup_drafts": truth,
+	load := schema{"model": some(text), "drafter": text, "mode": enum(engine.Modes...), "max_draft": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto")}}, "lookup_drafts": truth,
 		"confidence_threshold": between(num, 0, 1), "context_window": schema{"anyOf": []schema{{"const": 0}, between(whole, 1024, 10_000_000)}}, "kv_bits": schema{"enum": []int{0, 4, 8}},
 		"drafter_window": between(whole, 0, 0), "drafter_bits": schema{"enum": []int{0, 2, 3, 4, 5, 6, 8}}, "warmup": truth, "memory_guard": truth, "enable_thinking": truth,
 		"reasoning_effort": enum(engine.Efforts...), "small_m": truth, "sdpa_split": truth, "multirow_attn": truth, "cpu_split": between(num, 0, 1), "wait": truth}
-	arm := schema{"anyOf": []schema{text, {"type": "object", "required": []string{"mode"}, "properties": schema{"mode": text,
-		"cap": schema{"anyOf": []schema{between(whole, 1, 64), enum("auto"), {"type": "null"}}}, "confidence": nullable(between(num, 0, 1))}}}}
-	messages := with(schema{"max_tokens": tokens, "stop_sequences": texts, "messages": list(turnIn), "system": systemIn,
+	modes := enum(slices.DeleteFunc(slices.Clone(engine.Modes), func(m string) bool { return m == "auto" })...)
+	arm := either(modes, object(schema{"mode": modes, "cap": nullable(either(between(whole, 1, 64), enum("auto"))), "confidence": nullable(between(num, 0, 1))}, "mode"))
+	messages := with(schema{"max_tokens": tokens, "stop_sequences": texts, "messages": some(list(turnIn)), "system": systemIn,
 		"tools": list(anthropicToolIn), "tool_choice": object(schema{"type": enum("auto", "any", "tool", "none"), "name": text}, "type"), "thinking": thinkingIn, "output_config": object(schema{"effort": text})})
 	owners := []int{http.StatusNotFound, http.StatusConflict, http.StatusInternalServerError}
 	return []operation{
 		{method: "POST", path: "/v1/chat/completions", summary: "Answer a conversation", required: []string{"messages"}, response: chatCompletion{}, stream: s.openAIStream(chatCompletion{}), fails: running,
-			request: beside(schema{"messages": list(chatMessageIn), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8), "logprobs": schema{"anyOf": []schema{truth, between(whole, 1, 10)}},
+			request: beside(schema{"messages": some(list(chatMessageIn)), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8), "logprobs": schema{"anyOf": []schema{truth, between(whole, 1, 10)}},
 				"top_logprobs": between(whole, 0, float64(s.profile.MaxTopLogprobs)), "stream_options": usage, "tools": list(chatToolIn), "tool_choice": toolChoiceIn, "enable_thinking": truth, "reasoning_effort": effort,
 				"chat_template_kwargs": kwargs, "role_mapping": schema{"type": "object", "additionalProperties": text}, "response_format": format})},
 		{method: "POST", path: "/v1/completions", summary: "Continue a text", required: []string{"prompt"}, response: textCompletion{}, stream: s.openAIStream(textCompletion{}), fails: running,
-			request: beside(schema{"prompt": schema{"anyOf": []schema{text, list(text), list(whole), list(list(whole))}}, "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8),
+			request: beside(schema{"prompt": either(some(text), some(list(some(text))), some(list(id)), some(list(some(list(id))))), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8),
 				"logprobs": schema{"anyOf": []schema{truth, between(whole, 0, 20)}}, "stream_options": usage, "echo": truth, "response_format": format})},
 		{method: "POST", path: "/v1/messages", summary: "Answer a conversation, as Anthropic does", required: []string{"messages"}, response: anthropicMessage{}, stream: s.anthropicStream(), fails: running, request: messages},
 		{method: "POST", path: "/v1/messages/count_tokens", summary: "Count the tokens of a conversation", required: []string{"messages"}, response: tokenCount{}, fails: running, request: messages},
 		{method: "POST", path: "/v1/responses", summary: "Answer, as OpenAI's Responses API does", required: []string{"input"}, response: responseObject{}, stream: responsesStream(), fails: running,
-			request: with(schema{"input": either(text, list(inputItemIn)), "instructions": text, "max_output_tokens": tokens, "max_tokens": tokens, "stop": texts, "tools": list(responseToolIn), "tool_choice": toolChoiceIn,
+			request: with(schema{"input": either(some(text), some(list(inputItemIn))), "instructions": text, "max_output_tokens": tokens, "max_tokens": tokens, "stop": texts, "tools": list(responseToolIn), "tool_choice": toolChoiceIn,
 				"reasoning": schema{"type": "object", "properties": schema{"effort": effort}}, "reasoning_effort": effort, "enable_thinking": truth, "chat_template_kwargs": kwargs, "text": object(schema{"format": format}),
 				"parallel_tool_calls": truth, "metadata": values(text)})},
 		{method: "GET", path: "/v1/models", summary: "List the models that a request can name", response: []any{modelList{}, anthropicModelList{}}, fails: loaded},
@@ -127,16 +128,17 @@ func (s *Server) operations() []operation {
 		{method: "GET", path: "/admin/status", summary: "Where loading stands", response: controlStatus{}},
 		{method: "GET", path: "/admin/events", summary: "Everything that happens, across loads", stream: adminStream},
 		{method: "GET", path: "/admin/downloads", summary: "The downloads under way, and the latest that have ended", response: downloadList{}},
-		{method: "POST", path: "/admin/downloads", summary: "Fetch a model without loading it, with its drafter", required: []string{"model"}, request: schema{"model": text, "drafter": truth}, response: downloadProgress{}},
-		{method: "POST", path: "/admin/downloads/{id}/pause", summary: "Stop the transfer for a while", request: schema{}, response: downloadProgress{}},
-		{method: "POST", path: "/admin/downloads/{id}/resume", summary: "Let it go on", request: schema{}, response: downloadProgress{}},
-		{method: "POST", path: "/admin/downloads/{id}/cancel", summary: "End it, and the load that waits for it", request: schema{"cleanup": truth}, response: downloadProgress{}},
+		{method: "POST", path: "/admin/downloads", summary: "Fetch a model without loading it, with its drafter", required: []string{"model"}, request: schema{"model": text, "drafter": truth}, response: downloadProgress{},
+			fails: []int{http.StatusNotFound, http.StatusBadGateway, http.StatusServiceUnavailable}},
+		{method: "POST", path: "/admin/downloads/{id}/pause", summary: "Stop the transfer for a while", request: schema{}, response: downloadProgress{}, fails: []int{http.StatusNotFound}},
+		{method: "POST", path: "/admin/downloads/{id}/resume", summary: "Let it go on", request: schema{}, response: downloadProgress{}, fails: []int{http.StatusNotFound}},
+		{method: "POST", path: "/admin/downloads/{id}/cancel", summary: "End it, and the load that waits for it", request: schema{"cleanup": truth}, response: downloadProgress{}, fails: []int{http.StatusNotFound}},
 		{method: "GET", path: "/admin/models", summary: "The models on this machine, and published ones", response: inventory{}},
 		{method: "POST", path: "/admin/models/remove", summary: "Delete a downloaded model from this machine", required: []string{"model"}, request: schema{"model": text}, response: removedReply{}, fails: owners},
 		{method: "GET", path: "/admin/fit", summary: "Whether a model of this machine fits into its memory at a context", query: []string{"model", "context"}, response: fitInfo{}, fails: []int{http.StatusBadRequest, http.StatusNotFound}},
 		{method: "GET", path: "/admin/log", summary: "The latest lines of the log", query: []string{"after"}, response: logReply{}, fails: []int{http.StatusBadRequest, http.StatusNotFound}},
 		{method: "POST", path: "/admin/race", summary: "Compare ways to run the loaded model", required: []string{"prompt"}, stream: raceStream, fails: loaded,
-			request: schema{"prompt": text, "arms": list(arm), "max_tokens": between(whole, 1, 0), "thinking": truth, "reasoning_effort": effort}},
+			request: schema{"prompt": some(text), "arms": schema{"type": "array", "items": arm, "minItems": minArms, "maxItems": maxArms}, "max_tokens": between(whole, 1, 0), "thinking": truth, "reasoning_effort": effort}},
 		{method: "GET", path: "/admin/requests", summary: "The requests under way", response: requestList{}},
 		{method: "POST", path: "/admin/requests/{id}/cancel", summary: "End one of them", request: schema{}, response: requestCancelled{}, fails: []int{http.StatusNotFound}},
 		{method: "GET", path: "/admin/integrations", summary: "What client programs need", response: integrations{}, fails: loaded},
@@ -286,7 +288,7 @@ func (s *Server) describe() (openDocument, []string) {
 		responses["200"] = answer("The answer", content)
 		o := schema{"summary": op.summary, "operationId": operationID(op), "responses": responses}
 		if op.path == "/admin/load" || op.path == "/admin/downloads" && op.method == "POST" {
-			responses["202"] = answer("The load has begun", content)
+			responses["202"] = answer("It has begun", content)
 		}
 		if op.path == "/health" {
 			o["security"] = []any{}

@@ -131,7 +131,7 @@ func offered(choice json.RawMessage, tools []json.RawMessage, names []string) ([
 			Name string `json:"name"`
 		} `json:"function"`
 	}
-	if choice[0] != '{' || json.Unmarshal(choice, &c) != nil {
+	if choice[0] != '{' || json.Unmarshal(choice, &c) != nil || c.Type == "" {
 		return nil, bad()
 	}
 	name := c.Name

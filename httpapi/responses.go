@@ -198,6 +198,14 @@ func (r *responseRequest) echo(f *fields, req engine.Request) {
 	if b := f.boolean("parallel_tool_calls"); b != nil {
 		o.ParallelToolCalls = *b
 	}
+	if m := f.object("metadata"); m != nil {
+		for key := range m.raw {
+			m.text(key)
+		}
+		if m.err != nil {
+			f.fail(m.err)
+		}
+	}
 	for key, dst := range map[string]*json.RawMessage{"metadata": &o.Metadata, "tool_choice": &o.ToolChoice, "tools": &o.Tools} {
 		if v, ok := f.get(key); ok {
 			*dst = v
@@ -617,7 +625,7 @@ func (f *fields) responsesTools() json.RawMessage {
 			function          // flat
 			Nested   function `json:"function"`
 		}
-		if v[0] != '{' || json.Unmarshal(v, &t) != nil {
+		if v[0] != '{' || json.Unmarshal(v, &t) != nil || t.Type == "" {
 			f.fail(invalid("tools", "'tools[%d]' must be an object with type and name", i))
 			return nil
 		}

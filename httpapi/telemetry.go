@@ -445,6 +445,8 @@ func (s *Server) adminEvents(c *gin.Context) *apiError {
 				e.Data = s.healthOf(data)
 			case engine.Download:
 				e.Data = downloadOf(data)
+			case engine.GuardStatus:
+				e.Data = guardOf(data)
 			}
 			if _, bad := json.Marshal(e.Data); bad != nil {
 				s.options.Log.Error(errNotEncoded, "event", e.Name, "error", bad)
