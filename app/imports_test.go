@@ -20,6 +20,7 @@ var allowed = map[string][]string{
 	"httpapi/client":              {"httpapi", "engine/telemetry"},
 	"resources":                   {},
 	"metalkern":                   {"engine/compute", "engine/layout"},
+	"metalkern/metaltest":         {"engine/compute", "engine/testneed", "metalkern"}, // for tests only
 	"packaging":                   {},
 	"packaging/mac":               {"packaging"},
 	"packaging/double":            {},

@@ -1,0 +1,271 @@
+package metalkern
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
+)
+
+// backend runs programs on a Device.
+type backend struct {
+	compute.SubmitCounter
+	dev  Device
+	ring [3]slot // programs in flight
+	at   int
+}
+
+// slot is what one program in flight holds.
+type slot struct {
+	lower lowerer
+	fence Fence // nil: nothing runs
+	err   error
+	held  []*compute.Buffer
+}
+
+// wait ends the program of the slot, if there is one.
+func (s *slot) wait() error {
+	if s.fence != nil {
+		s.err = s.fence.Wait()
+		s.fence = nil
+		for _, b := range s.held {
+			b.Release()
+		}
+		s.held = s.held[:0]
+	}
+	return s.err
+}
+
+// New returns a backend that owns the device until Close.
+func New(d Device) compute.Backend {
+	b := &backend{dev: d}
+	pipes := &pipelines{dev: d, ids: map[variant]uint32{}}
+	for i := range b.ring {
+		b.ring[i].lower.dev, b.ring[i].lower.pipes = d, pipes
+	}
+	return b
+}
+
+// Name returns "metal".
+func (*backend) Name() string { return "metal" }
+
+// Alloc returns zeroed memory that CPU and GPU share.
+func (b *backend) Alloc(label string, bytes int) (*compute.Buffer, error) {
+	if bytes < 0 {
+		return nil, fmt.Errorf("%s: cannot allocate %d bytes", label, bytes)
+	}
+	if bytes == 0 {
+		return compute.NewBuffer(label, nil, nil, nil), nil
+	}
+	m, err := b.dev.Alloc(bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: cannot allocate %d bytes: %w", label, bytes, err)
+	}
+	return compute.NewBuffer(label, m.Bytes, m, func() { b.dev.Free(m) }), nil
+}
+
+// loaded is the Handle of a Weight.
+type loaded struct {
+	weight, scales, biases Memory
+}
+
+// Load wraps the bytes of m where they lie. Bytes that do not begin at a multiple
+// of 4 are copied.
+func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
+	if m.Rows > 0 && m.Cols > 0 {
+		if err := m.Check(); err != nil {
+			return nil, err
+		}
+	}
+	const most = 1 << 31 // the kernels count rows and columns in 32 bits
+	if m.Rows < 0 || m.Cols < 0 || m.Batch < 0 || m.Rows >= most || m.Cols >= most || m.Batch >= most {
+		return nil, fmt.Errorf("%s: shape %d x %dx%d is not possible", m.Name, m.Batch, m.Rows, m.Cols)
+	}
+	if (m.Scheme == layout.Dense || m.Scheme == layout.Affine) && m.DType != layout.F32 && m.DType != layout.F16 && m.DType != layout.BF16 {
+		return nil, fmt.Errorf("%s: elements of type %v have no kernel", m.Name, m.DType)
+	}
+	h := &loaded{}
+	w := &compute.Weight{Matrix: m, Handle: h}
+	for _, part := range []struct {
+		bytes []byte
+		to    *Memory
+	}{{m.Weight, &h.weight}, {m.Scales, &h.scales}, {m.Biases, &h.biases}} {
+		var err error
+		switch {
+		case len(part.bytes) == 0:
+			continue
+		case uintptr(unsafe.Pointer(&part.bytes[0]))%4 == 0:
+			*part.to, err = b.dev.Wrap(part.bytes)
+		default:
+			if *part.to, err = b.dev.Alloc(len(part.bytes)); err == nil {
+				copy(part.to.Bytes, part.bytes)
+			}
+		}
+		if err != nil {
+			b.Unload(w)
+			return nil, fmt.Errorf("%s: %w", m.Name, err)
+		}
+	}
+	return w, nil
+}
+
+// Unload frees what Load made. Unloading twice does nothing.
+func (b *backend) Unload(w *compute.Weight) {
+	h, ok := w.Handle.(*loaded)
+	if !ok {
+		return
+	}
+	w.Handle = nil
+	for i := range b.ring { // the GPU may still read it
+		b.ring[i].wait()
+	}
+	for _, m := range []Memory{h.weight, h.scales, h.biases} {
+		if m.ID != 0 {
+			b.dev.Free(m)
+		}
+	}
+}
+
+// Submit lowers p and starts it: one list, one command buffer. A stop that is set
+// before is obeyed; a program that has started runs to its end.
+func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pending, error) {
+	if err := p.Err(); err != nil {
+		return nil, err
+	}
+	if b.dev == nil {
+		return nil, errors.New("metal: the backend is closed")
+	}
+	b.Count(p.Label)
+	if stop.IsSet() {
+		return compute.Done{Err: compute.ErrStopped}, nil
+	}
+	s := &b.ring[b.at]
+	b.at = (b.at + 1) % len(b.ring)
+	s.wait()
+	s.err = nil
+	if err := s.lower.program(p); err != nil {
+		return nil, err
+	}
+	if len(s.lower.list.Dispatches) == 0 {
+		return compute.Done{}, nil
+	}
+	fence, err := b.dev.Submit(&s.lower.list)
+	if err != nil {
+		return nil, err
+	}
+	s.fence = fence
+	s.held = append(s.held, s.lower.used...)
+	for _, buf := range s.held {
+		buf.Retain()
+	}
+	return &pending{s, fence, nil, false}, nil
+}
+
+// pending is a program in flight.
+type pending struct {
+	s     *slot
+	fence Fence
+	err   error
+	done  bool
+}
+
+// Wait returns when the program has ended. A slot that serves a later program has
+// waited for this one already.
+func (p *pending) Wait() error {
+	if !p.done {
+		p.done = true
+		if p.s.fence == p.fence {
+			p.err = p.s.wait()
+		} else {
+			p.err = p.fence.Wait()
+		}
+	}
+	return p.err
+}
+
+// Close ends what runs and closes the device. Closing twice does nothing.
+func (b *backend) Close() error {
+	if b.dev == nil {
+		return nil
+	}
+	var errs []error
+	for i := range b.ring {
+		errs = append(errs, b.ring[i].wait())
+		b.ring[i].lower.close()
+	}
+	errs = append(errs, b.dev.Close())
+	b.dev = nil
+	return errors.Join(errs...)
+}
+
+// variant is a kernel with its function constants.
+type variant struct {
+	kernel    string
+	n         int
+	constants [9]uint32
+}
+
+// pipelines are the variants that were asked for so far.
+type pipelines struct {
+	dev Device
+	ids map[variant]uint32
+}
+
+func (p *pipelines) get(v variant) (uint32, error) {
+	if id, ok := p.ids[v]; ok {
+		return id, nil
+	}
+	var c []Constant
+	for i, bits := range v.constants[:v.n] {
+		c = append(c, Constant{uint32(i), bits})
+	}
+	id, err := p.dev.Pipeline(v.kernel, c)
+	if err != nil {
+		return 0, fmt.Errorf("kernel %s with constants %v: %w", v.kernel, v.constants[:v.n], err)
+	}
+	p.ids[v] = id
+	return id, nil
+}
+
+// scratch is device memory that only grows; what it has outgrown stays until the
+// next program, because dispatches of this one may use it.
+type scratch struct {
+	mem Memory
+	old []Memory
+}
+
+func (s *scratch) get(d Device, bytes int) (Memory, error) {
+	if bytes > len(s.mem.Bytes) {
+		m, err := d.Alloc(max((bytes+0xffff)&^0xffff, 2*len(s.mem.Bytes)))
+		if err != nil {
+			return m, fmt.Errorf("work memory of %d bytes: %w", bytes, err)
+		}
+		if s.mem.ID != 0 {
+			s.old = append(s.old, s.mem)
+		}
+		s.mem = m
+	}
+	m := s.mem
+	m.Bytes = m.Bytes[:bytes]
+	return m, nil
+}
+
+func (s *scratch) trim(d Device) {
+	for _, m := range s.old {
+		d.Free(m)
+	}
+	s.old = s.old[:0]
+}
+
+// span is a stretch of a buffer that a dispatch touches.
+type span struct {
+	buffer uint32
+	lo, hi uint64
+}
+
+func overlaps(list []span, s span) bool {
+	return slices.ContainsFunc(list, func(o span) bool { return o.buffer == s.buffer && o.lo < s.hi && s.lo < o.hi })
+}

@@ -1,0 +1,289 @@
+package metalkern
+
+import (
+	"slices"
+
+	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
+)
+
+// The function constants of linear kernels.
+const (
+	modeRows = iota
+	modeHeads
+	modeExperts
+)
+
+const (
+	linBias = 1 << iota
+	linUpBias
+	linResidual
+	linAdapt
+	linUpAdapt
+	linMag
+	linUpMag
+	linGated
+	linUpReady
+)
+
+// linearArgs is LinearArgs of linear.metal.
+type linearArgs struct {
+	rows, cols                     uint32
+	out                            [3]uint32
+	tiles                          [2]uint32
+	x                              uint32
+	outStride                      [3]uint32
+	res                            uint32
+	scale                          float32
+	whole                          [3]float32
+	xDiv, biasStride, upBiasStride uint32
+	rank, aType, upRank, upType    uint32
+	aScale, upScale                float32
+}
+
+// linearBinds is the buffers of a linear kernel, in order.
+type linearBinds struct {
+	x   bind
+	set [3]struct{ w, s, b, bias, out bind }
+	res bind
+	low [2]struct{ t, b, mag bind }
+	lst bind
+}
+
+func (b *linearBinds) list() []bind {
+	all := []bind{b.x}
+	for _, s := range b.set {
+		all = append(all, s.w, s.s, s.b, s.bias, s.out)
+	}
+	all = append(all, b.res)
+	for _, a := range b.low {
+		all = append(all, a.t, a.b, a.mag)
+	}
+	return append(all, b.lst)
+}
+
+// simds is SIMDS of linear.metal; rowsOfTile its largest tile.
+const (
+	simds      = 2
+	rowsOfTile = 16
+)
+
+// tile returns the rows of a tile for n rows, and the outputs of a threadgroup.
+func tile(n int, gated bool) (rows, outs int) {
+	for rows = 1; rows < min(n, rowsOfTile); rows *= 2 {
+	}
+	if gated && rows > 8 {
+		return rows, 2 * simds
+	}
+	return rows, 4 * simds
+}
+
+// together returns how many of the first ops are projections of the same input
+// that one dispatch can make.
+func (l *lowerer) together(ops []compute.Op) int {
+	first := ops[0].(compute.Linear)
+	plain := func(o compute.Linear) bool {
+		return o.Up == nil && o.Adapter == nil && !o.Residual.Given()
+	}
+	n := 1
+	for ; plain(first) && n < len(ops) && n < 3; n++ {
+		o, ok := ops[n].(compute.Linear)
+		if !ok || !plain(o) || o.X != first.X || format(o.W) != format(first.W) || o.Bias.Given() != first.Bias.Given() || o.Act != first.Act || o.Scale != first.Scale || o.Prefill != first.Prefill {
+			break
+		}
+		before := slices.ContainsFunc(ops[:n], func(p compute.Op) bool {
+			out := p.(compute.Linear).Out
+			return out.Buf == o.Out.Buf && overlap(out, o.Out) || out.Buf == o.X.Buf && overlap(out, o.X)
+		})
+		if before || o.Out.Buf == o.X.Buf && overlap(o.Out, o.X) {
+			break
+		}
+	}
+	return n
+}
+
+// tilesFrom is how many prefill rows make linear_tiles worth it.
+const tilesFrom = 17
+
+func (l *lowerer) linear(ops []compute.Op) error {
+	o := ops[0].(compute.Linear)
+	n := o.X.Rows
+	if n == 0 || o.W.Rows == 0 {
+		return nil
+	}
+	prefill := min(max(o.Prefill, 0), n)
+	if n-prefill < tilesFrom {
+		prefill = n
+	}
+	if err := l.linearPart(ops, 0, prefill, false); err != nil {
+		return err
+	}
+	return l.linearPart(ops, prefill, n, true)
+}
+
+// linearPart serves rows [lo, hi).
+func (l *lowerer) linearPart(ops []compute.Op, lo, hi int, tiled bool) error {
+	if lo == hi {
+		return nil
+	}
+	o := ops[0].(compute.Linear)
+	x := o.X.Slice(lo, hi)
+	a := linearArgs{rows: u32(hi - lo), cols: u32(o.W.Cols), x: u32(o.X.Stride), scale: o.Scale, xDiv: 1}
+	b := linearBinds{x: l.in(x)}
+	flags := flag(o.Bias.Given(), linBias) | flag(o.UpBias.Given(), linUpBias) | flag(o.Residual.Given(), linResidual) | flag(o.Up != nil, linGated)
+	rows, outs := tile(hi-lo, o.Up != nil)
+	if tiled {
+		rows, outs = 32, 32
+	}
+	groups := 0
+	for i, op := range ops {
+		p := op.(compute.Linear)
+		s := &b.set[i]
+		s.w, s.s, s.b = l.weight(p.W)
+		s.bias, s.out = l.in(p.Bias), l.out(p.Out.Slice(lo, hi))
+		a.out[i], a.outStride[i], a.whole[i] = u32(p.W.Rows), u32(p.Out.Stride), p.W.GlobalScale
+		if i > 0 {
+			a.tiles[i-1] = u32(groups)
+		}
+		groups += ceil(p.W.Rows, outs)
+	}
+	if o.Residual.Given() {
+		res := o.Residual.Slice(lo, hi)
+		b.res, a.res = l.in(res), u32(res.Stride)
+	}
+	if o.Up != nil && format(o.Up) == format(o.W) {
+		s := &b.set[1]
+		s.w, s.s, s.b = l.weight(o.Up)
+		s.bias, a.whole[1] = l.in(o.UpBias), o.Up.GlobalScale
+	} else if o.Up != nil {
+		m, err := l.upFirst(o, lo, hi, tiled)
+		if err != nil {
+			return err
+		}
+		b.low[1].t = memory(m, false)
+		flags = flags&^(linGated|linUpBias) | linUpReady
+		o.UpAdapter = nil
+	}
+	for i, ad := range []*compute.Adapter{o.Adapter, o.UpAdapter} {
+		if ad == nil {
+			continue
+		}
+		t, err := l.lowRank(ad, x, i)
+		if err != nil {
+			return err
+		}
+		b.low[i].t = memory(t, false)
+		b.low[i].b, _, _ = l.weight(ad.B)
+		b.low[i].mag = l.in(ad.Mag)
+		if i == 0 {
+			flags |= linAdapt | flag(ad.Mag.Given(), linMag)
+			a.rank, a.aType, a.aScale = u32(ad.B.Cols), uint32(ad.B.DType), ad.Scale
+		} else {
+			flags |= linUpAdapt | flag(ad.Mag.Given(), linUpMag)
+			a.upRank, a.upType, a.upScale = u32(ad.B.Cols), uint32(ad.B.DType), ad.Scale
+		}
+	}
+	f := format(o.W)
+	d := dispatch{kernel: "linear_rows", constants: append(f[:], modeRows, uint32(o.Act), flags, u32(rows), u32(len(ops))), groups: [3]int{groups, ceil(hi-lo, rows)}, threads: 32 * simds}
+	if tiled {
+		d.kernel, d.threads, d.shared = "linear_tiles", 128, 3*32*36*4
+		d.constants[7] = 0
+	}
+	return add(l, d, a, b.list()...)
+}
+
+// upFirst makes the up values of rows [lo, hi) of a gated Linear in work memory:
+// the way when its two matrices are stored in different formats.
+func (l *lowerer) upFirst(o compute.Linear, lo, hi int, tiled bool) (Memory, error) {
+	m, err := l.ups.get(l.dev, 4*(hi-lo)*o.Up.Rows)
+	if err != nil {
+		return m, err
+	}
+	buf := compute.NewBuffer(upValues, m.Bytes, m, nil)
+	up := compute.Linear{X: o.X.Slice(lo, hi), W: o.Up, Bias: o.UpBias, Adapter: o.UpAdapter, Scale: 1, Out: buf.Of(layout.F32, 0, hi-lo, o.Up.Rows)}
+	return m, l.linearPart([]compute.Op{up}, 0, hi-lo, tiled)
+}
+
+// lowRank makes A x of each row in work memory.
+func (l *lowerer) lowRank(ad *compute.Adapter, x compute.View, which int) (Memory, error) {
+	t, err := l.ranks[which].get(l.dev, max(4*x.Rows*ad.A.Rows, 16))
+	if err != nil || ad.A.Rows == 0 {
+		return t, err
+	}
+	a := linearArgs{rows: u32(x.Rows), cols: u32(ad.A.Cols), out: [3]uint32{u32(ad.A.Rows)}, x: u32(x.Stride), outStride: [3]uint32{u32(ad.A.Rows)}, scale: 1, xDiv: 1}
+	b := linearBinds{x: l.in(x)}
+	s := &b.set[0]
+	s.w, s.s, s.b = l.weight(ad.A)
+	s.out = memory(t, true)
+	rows, outs := tile(x.Rows, false)
+	f := format(ad.A)
+	return t, add(l, dispatch{kernel: "linear_rows", constants: append(f[:], modeRows, 0, 0, u32(rows), 1), groups: [3]int{ceil(ad.A.Rows, outs), ceil(x.Rows, rows)}, threads: 32 * simds}, a, b.list()...)
+}
+
+func (l *lowerer) headLinear(o compute.HeadLinear) error {
+	if o.X.Rows == 0 || o.W.Rows == 0 {
+		return nil
+	}
+	a := linearArgs{rows: u32(o.X.Rows), cols: u32(o.W.Cols), out: [3]uint32{u32(o.W.Rows)}, x: u32(o.X.Stride), outStride: [3]uint32{u32(o.Out.Stride)}, scale: 1, whole: [3]float32{o.W.GlobalScale}, xDiv: 1}
+	b := linearBinds{x: l.in(o.X)}
+	s := &b.set[0]
+	s.w, s.s, s.b = l.weight(o.W)
+	s.out = l.out(o.Out)
+	rows, outs := tile(o.X.Rows, false)
+	f := format(o.W)
+	return add(l, dispatch{kernel: "linear_rows", constants: append(f[:], modeHeads, 0, 0, u32(rows), 1), groups: [3]int{ceil(o.W.Rows, outs), ceil(o.X.Rows, rows), o.W.Batch}, threads: 32 * simds}, a, b.list()...)
+}
+
+type sortArgs struct{ pairs, topK, experts, room, ids, outStride, out uint32 }
+
+// moeLinear groups the (row, choice) pairs by expert on the device; then each
+// expert in use meets all of its rows, so its weights are read once.
+func (l *lowerer) moeLinear(o compute.MoELinear) error {
+	pairs := o.Out.Rows
+	var ready Memory // the up values, when they are made first
+	if pairs == 0 || o.W.Rows == 0 {
+		return nil
+	}
+	if o.Up != nil && format(o.Up) != format(o.W) {
+		m, err := l.ups.get(l.dev, 4*pairs*o.Up.Rows)
+		if err != nil {
+			return err
+		}
+		buf := compute.NewBuffer(upValues, m.Bytes, m, nil)
+		up := compute.MoELinear{X: o.X, IDs: o.IDs, W: o.Up, Bias: o.UpBias, Out: buf.Of(layout.F32, 0, pairs, o.Up.Rows)}
+		if err := l.moeLinear(up); err != nil {
+			return err
+		}
+		ready = m
+	}
+	room := min(pairs, o.W.Batch)
+	list, err := l.experts.get(l.dev, 4*(3+2*room+pairs))
+	if err != nil {
+		return err
+	}
+	err = add(l, dispatch{kernel: "sort_experts", groups: [3]int{1}, threads: 256, shared: 8 * o.W.Batch},
+		sortArgs{u32(pairs), u32(o.IDs.Cols), u32(o.W.Batch), u32(room), u32(o.IDs.Stride), u32(o.Out.Stride), u32(o.W.Rows)}, l.in(o.IDs), memory(list, true), l.out(o.Out))
+	if err != nil {
+		return err
+	}
+	a := linearArgs{cols: u32(o.W.Cols), out: [3]uint32{u32(o.W.Rows)}, tiles: [2]uint32{u32(room)}, x: u32(o.X.Stride), outStride: [3]uint32{u32(o.Out.Stride)}, scale: 1,
+		whole: [3]float32{o.W.GlobalScale}, xDiv: u32(pairs / o.X.Rows), biasStride: u32(o.Bias.Stride), upBiasStride: u32(o.UpBias.Stride)}
+	b := linearBinds{x: l.in(o.X), lst: memory(list, false)}
+	s := &b.set[0]
+	s.w, s.s, s.b = l.weight(o.W)
+	s.bias, s.out = l.in(o.Bias), l.out(o.Out)
+	flags := flag(o.Bias.Given(), linBias)
+	switch {
+	case ready.ID != 0:
+		b.low[1].t = memory(ready, false)
+		flags |= linUpReady
+	case o.Up != nil:
+		u := &b.set[1]
+		u.w, u.s, u.b = l.weight(o.Up)
+		u.bias, a.whole[1] = l.in(o.UpBias), o.Up.GlobalScale
+		flags |= linGated | flag(o.UpBias.Given(), linUpBias)
+	}
+	rows, outs := tile(o.IDs.Rows, flags&linGated != 0)
+	f := format(o.W)
+	return add(l, dispatch{kernel: "linear_rows", constants: append(f[:], modeExperts, uint32(o.Act), flags, u32(rows), 1), groups: [3]int{ceil(o.W.Rows, outs), 1, room}, threads: 32 * simds}, a, b.list()...)
+}

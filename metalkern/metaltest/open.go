@@ -1,0 +1,42 @@
+package metaltest
+
+import (
+	"testing"
+
+	"sparkbar/engine/compute"
+	"sparkbar/engine/testneed"
+	"sparkbar/metalkern"
+)
+
+// Open returns the Metal backend on an emulated device, both closed with the
+// test. Without clang on an x86-64 Linux the test is skipped.
+func Open(t testing.TB, b Build, o Order) (compute.Backend, *Device) {
+	t.Helper()
+	sources, err := metalkern.Sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	Need(t)
+	d, err := NewDevice(sources, b, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := metalkern.New(d)
+	t.Cleanup(func() {
+		if err := back.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return back, d
+}
+
+// Need skips the test where kernels cannot be compiled and run.
+func Need(t testing.TB) {
+	t.Helper()
+	if !emulates {
+		testneed.Missing(t, "the Metal emulation", "it runs on Linux on x86-64, with cgo")
+	}
+	if _, err := compiler(); err != nil {
+		testneed.Missing(t, "clang++", "install clang-19 (`make setup-cross`)")
+	}
+}
