@@ -133,7 +133,7 @@ func (e *Engine) fit(p *plan) error {
 		body = text
 	}
 	n := models.Need{Weights: p.files.Bytes(), Target: models.GeometryOf(p.files.Config()), Context: p.window, MaxContext: body.IntOr("max_position_embeddings", 0),
-		ValueBytes: map[int]float64{0: 4, 8: 1.0625, 4: 0.5625}[value(r.KVBits, 0)]}
+		ValueBytes: map[int]float64{0: 4, 8: 1.125, 4: 0.625}[value(r.KVBits, 0)]}
 	if p.drafterFiles != nil {
 		n.Drafter, n.DrafterContext = p.drafterFiles.Bytes(), models.GeometryOf(p.drafterFiles.Config())
 	}

@@ -26,7 +26,7 @@ type Adapter struct {
 	linears map[*compute.Weight]*compute.Adapter
 	tables  map[*compute.Weight]*tableAdapter
 	experts map[*compute.Weight]*expertAdapter
-	print   string               // see Fingerprint
+	print   string             // see Fingerprint
 	pair    [2]*compute.Weight // rows that pick one column of two, see activate
 }
 
