@@ -54,6 +54,7 @@ type loaded struct {
 
 	jobs  chan func()
 	users sync.WaitGroup // generations that hold the model
+	freed chan struct{}  // closed once its goroutine has freed everything
 	cold  atomic.Bool    // no request has run yet, and there was no warm-up
 }
 
@@ -264,7 +265,7 @@ func (e *Engine) prepare(ctx context.Context, r LoadRequest, download bool, repo
 // remains.
 func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProgress)) (_ *loaded, err error) {
 	r, c, dc, drafter, mode, window := p.request, p.files, p.drafterFiles, p.drafter, p.mode, p.window
-	l := &loaded{request: r, jobs: make(chan func()), log: telemetry.NewLog(e.opts.Now()), notes: p.notes, files: []*checkpoint.Checkpoint{c}}
+	l := &loaded{request: r, jobs: make(chan func()), freed: make(chan struct{}), log: telemetry.NewLog(e.opts.Now()), notes: p.notes, files: []*checkpoint.Checkpoint{c}}
 	if dc != nil {
 		l.files = append(l.files, dc)
 	}
@@ -354,7 +355,10 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 	}
 	l.measure() // nobody else uses it yet
 	served = true
-	go l.serve()
+	go func() {
+		defer close(l.freed)
+		l.serve()
+	}()
 	if d != nil && r.MaxDraft != nil && *r.MaxDraft == 0 {
 		l.do(func() { l.controls.controller, err = l.newController(ctx) })
 		if err != nil {
@@ -531,10 +535,12 @@ func (l *loaded) measure() {
 	l.gauge.Store(g)
 }
 
-// retire ends the model once nobody uses it any more.
+// retire ends the model once nobody uses it any more, and returns when all of it
+// is freed and its pasts are on disk.
 func (l *loaded) retire() {
 	l.users.Wait()
 	close(l.jobs)
+	<-l.freed
 }
 
 func (l *loaded) free() {
