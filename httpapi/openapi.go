@@ -307,10 +307,13 @@ func (s *Server) describe() (openDocument, []string) {
 		}
 		if op.request != nil {
 			body := schema{"type": "object", "properties": op.request, "additionalProperties": true} // unknown fields are ignored
-			if op.request["*"] != nil {
+			switch {
+			case len(op.request) == 0:
+				body = anyObject("Nothing in it is read")
+			case op.request["*"] != nil:
 				body = anyObject("Settings by dotted key; null takes one out")
 				body["minProperties"] = 1
-			} else {
+			default:
 				// Absent and null are the same.
 				properties := schema{}
 				for key, v := range op.request {
