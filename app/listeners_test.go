@@ -31,7 +31,7 @@ func testListeners(t *testing.T, port int, chosen bool) *listeners {
 	return l
 }
 
-func status(url, key string) int {
+func answerOf(url, key string) int {
 	req, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
 		return -1
@@ -62,33 +62,33 @@ func TestListeners(t *testing.T) {
 		}
 		s := l.State()
 		local := localURL(s.Port)
-		if !s.Running || s.Moved || status(local+"/health", "") != 200 {
+		if !s.Running || s.Moved || answerOf(local+"/health", "") != 200 {
 			t.Fatalf("%+v", s)
 		}
 		if err := l.LAN(true, true); err != nil {
 			t.Fatal(err)
 		}
 		s = l.State()
-		if !s.Protected || len(s.Key) != 43 || status(s.LAN+"/admin/status", "") != 401 || status(s.LAN+"/admin/status", s.Key) != 200 || status(local+"/admin/status", "") != 200 {
+		if !s.Protected || len(s.Key) != 43 || answerOf(s.LAN+"/admin/status", "") != 401 || answerOf(s.LAN+"/admin/status", s.Key) != 200 || answerOf(local+"/admin/status", "") != 200 {
 			t.Fatalf("%+v", s)
 		}
 		lan := s.LAN
 		if err := l.LAN(true, false); err != nil {
 			t.Fatal(err)
 		}
-		if s = l.State(); s.Protected || s.Key != "" || status(lan+"/admin/status", "") != 200 {
+		if s = l.State(); s.Protected || s.Key != "" || answerOf(lan+"/admin/status", "") != 200 {
 			t.Fatalf("%+v", s)
 		}
 		if err := l.LAN(false, false); err != nil {
 			t.Fatal(err)
 		}
-		if status(lan+"/health", "") != 0 || status(local+"/health", "") != 200 {
+		if answerOf(lan+"/health", "") != 0 || answerOf(local+"/health", "") != 200 {
 			t.Fatal("the switch closed the wrong listener, or none")
 		}
 		if err := l.Stop(); err != nil {
 			t.Fatal(err)
 		}
-		if s = l.State(); s.Running || status(local+"/health", "") != 0 {
+		if s = l.State(); s.Running || answerOf(local+"/health", "") != 0 {
 			t.Fatalf("%+v", s)
 		}
 		if err := l.LAN(true, true); err == nil || !strings.Contains(err.Error(), "start it first") {
@@ -125,7 +125,7 @@ func TestPortTaken(t *testing.T) {
 		if err := l.Start(0); err != nil {
 			t.Fatal(err)
 		}
-		if s := l.State(); !s.Moved || s.Port == port || status(localURL(s.Port)+"/health", "") != 200 {
+		if s := l.State(); !s.Moved || s.Port == port || answerOf(localURL(s.Port)+"/health", "") != 200 {
 			t.Errorf("%+v", s)
 		}
 	})

@@ -4,8 +4,7 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"log/slog"
+	"errors"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -16,12 +15,7 @@ import (
 
 	"sparkbar/app/cocoa"
 	"sparkbar/app/menubar"
-	"sparkbar/httpapi"
-	"sparkbar/httpapi/client"
 )
-
-// logLimit is the size at which the log file is begun anew.
-const logLimit = 10 << 20
 
 // plain is what `sparkbar` without a command does on macOS: the menu bar with
 // the server in the same process. serve's flags and environment apply.
@@ -29,18 +23,6 @@ func plain(serve *cobra.Command) error {
 	v, err := bind(serve)
 	if err != nil {
 		return err
-	}
-	load, err := loadRequest(v)
-	if err != nil {
-		return err
-	}
-	apiKeys, err := keys(v)
-	if err != nil {
-		return err
-	}
-	profile, ok := profiles[v.GetString("compat")]
-	if !ok {
-		return &usageError{fmt.Errorf("--compat must be sparkbar or mlx-lm, got '%s'", v.GetString("compat"))}
 	}
 	dir := filepath.Dir(v.file.path)
 	shown := make(chan struct{}, 1)
@@ -54,51 +36,24 @@ func plain(serve *cobra.Command) error {
 		return err
 	}
 	defer release()
-	log, logFile, err := openLog(dir)
+	out, err := openLog(dir, logLimit)
 	if err != nil {
 		return err
 	}
-	defer logFile.Close()
-
-	eng, err := newEngine(v, load)
+	defer out.Close()
+	d, err := newDesktop(v, dir, out, secret)
 	if err != nil {
 		return err
 	}
-	options := httpapi.Options{AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Settings: v.file}
-	handler := func(keys []string) *httpapi.Server {
-		o := options
-		o.Keys, o.Log = keys, log
-		return httpapi.New(eng, o)
-	}
-	net := &listeners{handler: handler, port: v.GetInt("port"), chosen: v.IsSet("port"), keys: apiKeys, secret: secret, hosts: networkHosts, log: log}
-	inside := httpapi.New(eng, options) // for the menu: it never stops, asks for no key, and logs no refresh
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	if err := v.follow(ctx, eng, log); err != nil {
-		log.Warn("changes of the settings file will not be noticed", "error", err)
-	}
-	var ctl *menubar.Controller
 	cocoa.Run(cocoa.Options{
-		Log: log, LogFile: logFile.Name(), Grace: 15 * time.Second,
+		Log: d.log, LogFile: out.path, Dashboard: d.dashboard,
+		Grace: func() time.Duration { return d.grace() + 10*time.Second },
 		Menu: func(host menubar.Host) *menubar.Controller {
 			app := host.(*cocoa.App)
-			ctl = menubar.New(menubar.Options{Client: client.InProcess(inside, ""), Host: host, Server: net, Changed: app.Changed})
-			go ctl.Run(ctx)
-			go func() {
-				if err := net.Start(0); err != nil {
-					log.Error("the server could not start", "error", err)
-					if taken, ok := err.(menubar.PortTaken); ok {
-						ctl.Apply(taken)
-					}
-				}
-				ctl.Apply(menubar.ServerSeen(net.State()))
-				if v.GetBool("no-model") {
-					return
-				}
-				if _, err := eng.LoadFrom(ctx, load); err != nil && ctx.Err() == nil {
-					log.Error("the model could not be loaded", "model", load.Model, "error", err)
-				}
-			}()
+			ctl := d.menu(host, app.Changed)
+			go d.run(ctx)
 			go func() {
 				for range shown {
 					_ = app.Open("") // it only queues
@@ -112,19 +67,11 @@ func plain(serve *cobra.Command) error {
 			}()
 			return ctl
 		},
-		Woke: func() { ctl.Apply(menubar.ServerSeen(net.State())) },
+		Sleeps: d.sleeps,
+		Woke:   d.woke,
 		Quit: func(now bool) {
-			if now {
-				cancel()
-			}
-			if err := net.Stop(); err != nil {
-				log.Error("stopping", "error", err)
-			}
-			end, done := context.WithTimeout(context.Background(), 5*time.Second)
-			defer done()
-			if err := eng.Close(end); err != nil {
-				log.Error("the engine did not end well", "error", err)
-			}
+			cancel()
+			d.quit(now)
 		},
 	})
 	return nil
@@ -139,17 +86,10 @@ func secret() (string, error) {
 	return k, cocoa.SetKey(k)
 }
 
-// openLog opens the log file; one that has grown large is kept once.
-func openLog(dir string) (*slog.Logger, *os.File, error) {
-	path := filepath.Join(dir, "sparkbar.log")
-	if info, err := os.Stat(path); err == nil && info.Size() > logLimit {
-		if err := os.Rename(path, path+".1"); err != nil {
-			return nil, nil, err
-		}
+// savedKey is the key of the Keychain.
+func savedKey() (string, error) {
+	if k := cocoa.Key(); k != "" {
+		return k, nil
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, nil, err
-	}
-	return slog.New(slog.NewTextHandler(f, nil)), f, nil
+	return "", errors.New("server.api_key says that the key is in the Keychain, and there is none; turn on Available on Local Network in the app, or set another key")
 }

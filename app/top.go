@@ -69,7 +69,7 @@ func top(ctx context.Context, screen tcell.Screen, base, key string) error {
 	defer screen.Fini()
 	ctx, cancel := context.WithCancel(ctx)
 	p := &page{screen: screen, opened: map[string]bool{}, quit: cancel}
-	p.menu = menubar.New(menubar.Options{Client: c, Host: p, Where: where, Changed: p.redraw})
+	p.menu = menubar.New(menubar.Options{Client: c, Host: p, Where: where, Installed: installed, Changed: p.redraw})
 	var live sync.WaitGroup
 	live.Go(func() { p.menu.Run(ctx) })
 	defer live.Wait()
@@ -290,6 +290,8 @@ func (p *page) drawLine(l line, y int, chosen bool) {
 		style = style.Foreground(tcell.ColorOrange)
 	case menubar.Red:
 		style = style.Foreground(tcell.ColorRed)
+	case menubar.Grey:
+		style = style.Dim(true)
 	}
 	text := l.Title
 	switch {
@@ -377,6 +379,7 @@ func (p *page) SetLogin(bool) error      { return errNoDesktop }
 func (p *page) LoginSettings() error     { return errNoDesktop }
 func (p *page) Login() menubar.LoginItem { return menubar.LoginUnavailable }
 func (p *page) Awake(bool)               {}
+func (p *page) Battery() int             { return -1 }
 func (p *page) Quit(bool)                { p.quit() }
 func (p *page) Notify(a, b string) error { _ = p.screen.Beep(); return nil } // the page shows what it is about
 func (p *page) Ask(d menubar.Dialog) {

@@ -402,7 +402,7 @@ func kind(t string) string {
 	switch t = strings.TrimPrefix(t, "objc."); t {
 	case "Void", "bool", "string":
 		return t
-	case "int", "uint", "int64", "uint64", "ModalResponse":
+	case "int", "uint", "int64", "uint64", "ModalResponse", "EventModifierFlags", "WindowOcclusionState":
 		return "integer"
 	case "float64", "float32":
 		return t
@@ -446,6 +446,11 @@ func TestSDKCompletes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	deeper, err := filepath.Glob("sdk/include/*/*/*.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	headers = append(headers, deeper...)
 	for _, h := range headers {
 		b, err := os.ReadFile(h)
 		if err != nil {

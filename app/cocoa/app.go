@@ -26,14 +26,25 @@ type Options struct {
 	// Quit ends the server and returns when it is gone; with now, running
 	// requests are not waited for. The program ends after it, or after Grace.
 	Quit func(now bool)
-	// Grace is how long Quit may take before the program ends all the same.
-	Grace time.Duration
+	// Grace is how long Quit may take before the program ends all the same; when
+	// the system ends, it is systemGrace.
+	Grace func() time.Duration
 	// LogFile is shown on demand; "" = there is none.
 	LogFile string
 	Log     *slog.Logger
-	// Woke is called after the computer has slept.
-	Woke func()
+	// Dashboard is the address of a screen of the window, "" = its first one.
+	// hidden tells that the user cannot see the menu bar item.
+	Dashboard func(screen string, hidden bool) string
+	// Sleeps is called before the computer falls asleep, which waits for it, but
+	// not longer than sleepGrace. Woke is called after the sleep.
+	Sleeps, Woke func()
 }
+
+// How long the computer is kept from sleeping, and from shutting down.
+const (
+	sleepGrace  = 2 * time.Second
+	systemGrace = 4 * time.Second
+)
 
 // App is the app of the menu bar. It is the menubar.Host.
 type App struct {
@@ -45,8 +56,8 @@ type App struct {
 	window                         objc.Object
 	rendered                       menu
 	shown                          menubar.StatusTitle
-	frame                          int
 	activity                       objc.Object
+	hidden                         bool // the item was not to be seen at the start
 
 	now, quitting bool
 
@@ -60,9 +71,6 @@ var current *App
 // Run shows the app and returns when it is told to quit. It must be called on
 // the main goroutine, once.
 func Run(o Options) {
-	if o.Grace <= 0 {
-		o.Grace = 10 * time.Second
-	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -88,6 +96,11 @@ const (
 	terminateCancel = 0
 	terminateNow    = 1
 	terminateLater  = 2
+	// of NSEventModifierFlags and NSWindowOcclusionState
+	optionKey        = 1 << 19
+	commandKey       = 1 << 20
+	shiftKey         = 1 << 17
+	occlusionVisible = 1 << 1
 )
 
 // guarded runs f; a panic is logged and goes no further.
@@ -123,6 +136,7 @@ func (a *App) event(kind, arg int) int {
 		a.revive()
 		a.show("")
 	case eventMenuOpens:
+		a.menu.Apply(menubar.OptionKey(send[uint](class("NSEvent"), "modifierFlags")&optionKey != 0))
 		a.menu.Open()
 		a.render()
 	case eventMenuCloses:
@@ -135,6 +149,14 @@ func (a *App) event(kind, arg int) int {
 		send[bool](a.application, "setActivationPolicy:", policyAccessory)
 	case eventSleep:
 		a.o.Log.Info("the computer falls asleep")
+		if a.o.Sleeps != nil {
+			done := make(chan struct{})
+			go guarded("sleep", func() { defer close(done); a.o.Sleeps() })
+			select {
+			case <-done:
+			case <-time.After(sleepGrace):
+			}
+		}
 	case eventWake:
 		a.revive()
 		if a.o.Woke != nil {
@@ -159,7 +181,25 @@ func (a *App) build() {
 	a.place()
 	center := send[objc.Object](send[objc.Object](class("NSWorkspace"), "sharedWorkspace"), "notificationCenter")
 	watchPower(center)
+	send[objc.Void](a.application, "setMainMenu:", a.mainMenu())
 	a.render()
+	if !launchedAtLogin() {
+		time.AfterFunc(lookAfter, func() { a.onMain(a.look) })
+	}
+}
+
+// lookAfter is when a user who has opened the app by hand has seen its item, if
+// it can be seen.
+const lookAfter = 3 * time.Second
+
+// look finds out whether the item is to be seen; if it is not, the dashboard
+// says so when it is opened. That is all: nobody is interrupted.
+func (a *App) look() {
+	window := send[objc.Object](a.button, "window")
+	a.hidden = !send[bool](a.item, "isVisible") || window.IsNil() || send[uint](window, "occlusionState")&occlusionVisible == 0
+	if a.hidden {
+		a.o.Log.Info("the menu bar item is hidden by the system or by a program that tidies the menu bar")
+	}
 }
 
 // place puts the item into the menu bar.
@@ -194,13 +234,12 @@ func (a *App) render() {
 		return
 	}
 	title, tree := a.menu.View()
-	if title.Glyph == menubar.GlyphPulse && title.Glyph == a.shown.Glyph {
-		a.frame++
-		a.icon(title.Glyph)
+	if title.Glyph != a.shown.Glyph || title.Frame != a.shown.Frame {
+		image := template(glyph(title.Glyph, title.Frame))
+		send[objc.Void](a.button, "setImage:", image)
+		image.Release() // the button keeps it
 	}
 	if title.Glyph != a.shown.Glyph {
-		a.frame = 0
-		a.icon(title.Glyph)
 		send[objc.Void](a.button, "setAppearsDisabled:", title.Glyph == menubar.GlyphDimmed)
 	}
 	if title.Text != a.shown.Text || title.Width != a.shown.Width {
@@ -219,11 +258,11 @@ func (a *App) render() {
 	a.rendered.update(tree)
 }
 
-func (a *App) icon(g menubar.Glyph) {
-	image := send[objc.Object](send[objc.Object](class("NSImage"), "alloc"), "initWithData:", glyph(g, a.frame))
+// template makes an image of which only the alpha counts; it must be released.
+func template(png []byte) objc.Object {
+	image := send[objc.Object](send[objc.Object](class("NSImage"), "alloc"), "initWithData:", png)
 	send[objc.Void](image, "setTemplate:", true)
-	send[objc.Void](a.button, "setImage:", image)
-	image.Release() // the button keeps it
+	return image
 }
 
 // terminate is the system's question whether the app may end: later, when the
@@ -233,7 +272,10 @@ func (a *App) terminate() int {
 		return terminateNow
 	}
 	a.quitting = true
-	now := a.now
+	now, grace := a.now, a.o.Grace()
+	if endedBySystem() { // a logout, restart or shutdown waits for every app
+		now, grace = true, systemGrace
+	}
 	done := make(chan struct{})
 	go guarded("quit", func() {
 		defer close(done)
@@ -244,7 +286,7 @@ func (a *App) terminate() int {
 	go func() {
 		select {
 		case <-done:
-		case <-time.After(a.o.Grace):
+		case <-time.After(grace):
 		}
 		a.onMain(func() { send[objc.Void](a.application, "replyToApplicationShouldTerminate:", true) })
 	}()
@@ -256,9 +298,7 @@ func (a *App) show(screen string) {
 	if a.window.IsNil() {
 		a.window = newWindow()
 	}
-	s := a.menu.State()
-	url := fmt.Sprintf("http://127.0.0.1:%d/#/%s", s.Server.Port, screen)
-	loadWindow(a.window, url)
+	loadWindow(a.window, a.o.Dashboard(screen, a.hidden))
 	send[bool](a.application, "setActivationPolicy:", policyRegular)
 	send[objc.Void](a.window, "makeKeyAndOrderFront:", objc.Object{})
 	send[objc.Void](a.application, "activateIgnoringOtherApps:", true)
@@ -398,6 +438,10 @@ func (a *App) Awake(on bool) {
 		}
 	})
 }
+
+// Battery is the charge of the battery in percent, -1 while the computer does
+// not run on one.
+func (a *App) Battery() int { return battery() }
 
 // Ask shows a dialog.
 func (a *App) Ask(d menubar.Dialog) {

@@ -4,7 +4,7 @@ package cocoa
 
 // #cgo CFLAGS: -x objective-c -fblocks -Werror=objc-method-access -Werror=incompatible-pointer-types
 // #cgo darwin CFLAGS: -Werror=unguarded-availability-new
-// #cgo darwin LDFLAGS: -framework AppKit -framework Foundation -framework WebKit -framework Security -framework ServiceManagement -framework UserNotifications
+// #cgo darwin LDFLAGS: -framework AppKit -framework Foundation -framework WebKit -framework Security -framework ServiceManagement -framework UserNotifications -framework IOKit -framework CoreFoundation
 // #include <stdlib.h>
 // #include "bridge.h"
 import "C"
@@ -46,6 +46,12 @@ func loadWindow(w objc.Object, url string) {
 func watchPower(center objc.Object) { C.sparkbar_watch_power(center.Ptr()) }
 
 func wakeMain() { C.sparkbar_wake() }
+
+func launchedAtLogin() bool { return C.sparkbar_launched_at_login() != 0 }
+
+func endedBySystem() bool { return C.sparkbar_ended_by_system() != 0 }
+
+func battery() int { return int(C.sparkbar_battery()) }
 
 func loginStatus() int { return int(C.sparkbar_login_status()) }
 

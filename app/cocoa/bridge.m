@@ -1,6 +1,7 @@
 //go:build darwin || double
 
 #import <AppKit/AppKit.h>
+#import <IOKit/ps/IOPowerSources.h>
 #import <Security/Security.h>
 #import <ServiceManagement/ServiceManagement.h>
 #import <UserNotifications/UserNotifications.h>
@@ -10,7 +11,7 @@
 
 // Delegate receives everything that the system tells the app. Its methods only
 // pass on; sparkbarEvent catches panics, so none crosses these frames.
-@interface SparkbarDelegate : NSObject <NSApplicationDelegate, NSMenuDelegate, NSWindowDelegate>
+@interface SparkbarDelegate : NSObject <NSApplicationDelegate, NSMenuDelegate, NSWindowDelegate, WKNavigationDelegate, WKUIDelegate>
 @end
 
 @implementation SparkbarDelegate
@@ -24,6 +25,19 @@
 - (void)willSleep:(NSNotification *)note { sparkbarEvent(EventSleep, 0); }
 - (void)didWake:(NSNotification *)note { sparkbarEvent(EventWake, 0); }
 - (void)work:(id)unused { sparkbarEvent(EventWork, 0); }
+
+// The window shows this program's own pages only; every other link goes to the
+// user's browser.
+- (void)webView:(WKWebView *)view decidePolicyForNavigationAction:(WKNavigationAction *)action decisionHandler:(void (^)(WKNavigationActionPolicy))decide {
+  NSURL *u = [[action request] URL];
+  BOOL own = [[u host] isEqualToString:@"127.0.0.1"] || [[u scheme] isEqualToString:@"about"] || [[u scheme] isEqualToString:@"blob"];
+  if (!own) [[NSWorkspace sharedWorkspace] openURL:u];
+  decide(own ? WKNavigationActionPolicyAllow : WKNavigationActionPolicyCancel);
+}
+- (WKWebView *)webView:(WKWebView *)view createWebViewWithConfiguration:(WKWebViewConfiguration *)configuration forNavigationAction:(WKNavigationAction *)action windowFeatures:(WKWindowFeatures *)features {
+  [[NSWorkspace sharedWorkspace] openURL:[[action request] URL]];
+  return nil;
+}
 @end
 
 static SparkbarDelegate *delegate;
@@ -58,6 +72,8 @@ void *sparkbar_window(void) {
   [w setTitle:@"Sparkbar"];
   [w setDelegate:delegate];
   WKWebView *view = [[WKWebView alloc] initWithFrame:frame configuration:[[[WKWebViewConfiguration alloc] init] autorelease]];
+  [view setNavigationDelegate:delegate];
+  [view setUIDelegate:delegate];
   [w setContentView:view];
   [view release];
   [w center];
@@ -68,6 +84,43 @@ void sparkbar_window_load(void *window, const char *url) {
   WKWebView *view = (WKWebView *)[(NSWindow *)window contentView];
   NSURL *u = [NSURL URLWithString:[NSString stringWithUTF8String:url]];
   if (u) [view loadRequest:[NSURLRequest requestWithURL:u]];
+}
+
+// The event that launched the app says so when it was the login.
+int sparkbar_launched_at_login(void) {
+  @autoreleasepool {
+    NSAppleEventDescriptor *e = [[NSAppleEventManager sharedAppleEventManager] currentAppleEvent];
+    return [e eventID] == 'oapp' && [[e paramDescriptorForKeyword:'prdt'] enumCodeValue] == 'lgit';
+  }
+}
+
+// So does the one that ends it when the user logs out or the computer stops.
+int sparkbar_ended_by_system(void) {
+  @autoreleasepool {
+    NSAppleEventDescriptor *e = [[NSAppleEventManager sharedAppleEventManager] currentAppleEvent];
+    return [e eventID] == 'quit' && [e attributeDescriptorForKeyword:'why?'] != nil;
+  }
+}
+
+int sparkbar_battery(void) {
+  int percent = -1;
+  CFTypeRef info = IOPSCopyPowerSourcesInfo();
+  if (!info) return percent;
+  CFStringRef from = IOPSGetProvidingPowerSourceType(info);
+  CFArrayRef list = IOPSCopyPowerSourcesList(info);
+  @autoreleasepool {
+    if (from && [(NSString *)from isEqualToString:@"Battery Power"]) {
+      for (NSUInteger i = 0; i < [(NSArray *)list count]; i++) {
+        NSDictionary *source = (NSDictionary *)IOPSGetPowerSourceDescription(info, [(NSArray *)list objectAtIndex:i]);
+        if (![[source objectForKey:@"Type"] isEqualToString:@"InternalBattery"]) continue;
+        int most = [[source objectForKey:@"Max Capacity"] intValue];
+        if (most > 0) percent = 100 * [[source objectForKey:@"Current Capacity"] intValue] / most;
+      }
+    }
+  }
+  if (list) CFRelease(list);
+  CFRelease(info);
+  return percent;
 }
 
 // The login item and notifications belong to a bundle; a bare program has none.

@@ -67,7 +67,7 @@ func ink(g menubar.Glyph, frame int, p spot) bool {
 	case menubar.GlyphFilled:
 		return d > 0
 	case menubar.GlyphPulse: // filled from below, in three steps
-		return outline || d > 0 && p.y > 0.9-0.3*float64(frame%3+1)
+		return outline || d > 0 && p.y > 0.9-0.3*float64(frame%menubar.PulseFrames+1)
 	case menubar.GlyphDownload:
 		stem := p.x > 0.80 && p.x < 0.88 && p.y > 0.55 && p.y < 0.90
 		head := p.y > 0.74 && p.y < 0.96 && abs(p.x-0.84) < 0.96-p.y && abs(p.x-0.84) < 0.16
@@ -78,6 +78,40 @@ func ink(g menubar.Glyph, frame int, p spot) bool {
 		return line || outline && !gap
 	}
 	return outline
+}
+
+// The ribbon at two pixels a point: bars of a pair of points, a point apart.
+const (
+	ribbonHeight = 32
+	barStep      = 6
+	barWidth     = 4
+	tallest      = 8 // tokens of a round that fill the height
+)
+
+// ribbon draws rounds as a template image: the height of a bar is what the
+// round committed, its shade where the tokens came from.
+func ribbon(bars []menubar.Bar) []byte {
+	im := image.NewNRGBA(image.Rect(0, 0, max(len(bars), 1)*barStep, ribbonHeight))
+	for i, b := range bars {
+		shade := uint8(0xff)
+		switch b.Source {
+		case "lookup":
+			shade = 0xa0
+		case "plain":
+			shade = 0x50
+		}
+		top := ribbonHeight - ribbonHeight*min(max(b.Committed, 1), tallest)/tallest
+		for y := top; y < ribbonHeight; y++ {
+			for x := range barWidth {
+				im.SetNRGBA(i*barStep+x, y, color.NRGBA{0, 0, 0, shade})
+			}
+		}
+	}
+	var out bytes.Buffer
+	if err := png.Encode(&out, im); err != nil {
+		panic(err) // a Buffer takes everything
+	}
+	return out.Bytes()
 }
 
 func abs(x float64) float64 { return max(x, -x) }

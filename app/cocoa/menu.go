@@ -25,6 +25,14 @@ type tags struct {
 	items map[int]menubar.Item
 }
 
+// give returns a number for an item.
+func (t *tags) give(it menubar.Item) int {
+	n := t.next
+	t.next++
+	t.items[n] = it
+	return n
+}
+
 type rowItem struct {
 	object objc.Object // retained
 	tag    int
@@ -82,8 +90,7 @@ func (m *menu) clear() {
 }
 
 func (m *menu) add(it menubar.Item) {
-	r := &rowItem{tag: m.tags.next}
-	m.tags.next++
+	r := &rowItem{tag: m.tags.give(it)}
 	if it.Kind == menubar.Separator {
 		r.object = send[objc.Object](class("NSMenuItem"), "separatorItem")
 		r.object.Retain()
@@ -117,11 +124,10 @@ func identifier(it menubar.Item) string {
 
 // modifiers of an alternate item: option, and command where it has a key.
 func modifiers(it menubar.Item) int {
-	const option, command = 1 << 19, 1 << 20
 	if it.Key != "" {
-		return option | command
+		return optionKey | commandKey
 	}
-	return option
+	return optionKey
 }
 
 // set changes what differs.
@@ -135,12 +141,14 @@ func (r *rowItem) set(it menubar.Item, fresh bool, t *tags) {
 	if it.Kind == menubar.Separator {
 		return
 	}
-	title := it.Title
-	if it.Kind == menubar.Ribbon {
-		title = ribbon(it.Bars)
+	if fresh || old.Title != it.Title || old.Tone != it.Tone {
+		send[objc.Void](r.object, "setTitle:", it.Title)
+		r.colour(it, old.Tone)
 	}
-	if was := old.Title; fresh || was != it.Title || it.Kind == menubar.Ribbon && !slices.Equal(old.Bars, it.Bars) {
-		send[objc.Void](r.object, "setTitle:", title)
+	if it.Kind == menubar.Ribbon && !slices.Equal(old.Bars, it.Bars) {
+		image := template(ribbon(it.Bars))
+		send[objc.Void](r.object, "setImage:", image)
+		image.Release() // the item keeps it
 	}
 	if fresh || old.Enabled != it.Enabled {
 		send[objc.Void](r.object, "setEnabled:", it.Enabled)
@@ -156,12 +164,26 @@ func (r *rowItem) set(it menubar.Item, fresh bool, t *tags) {
 	}
 }
 
-// ribbon draws rounds as bars of text.
-func ribbon(bars []menubar.Bar) string {
-	levels := []rune("▁▂▃▄▅▆▇█")
-	out := make([]rune, 0, len(bars))
-	for _, b := range bars {
-		out = append(out, levels[min(max(b.Committed-1, 0), len(levels)-1)])
+// colour gives the title its tone; one that is plain is left to the system.
+func (r *rowItem) colour(it menubar.Item, old menubar.Tone) {
+	var colour objc.Object
+	switch it.Tone {
+	case menubar.Orange:
+		colour = send[objc.Object](class("NSColor"), "systemOrangeColor")
+	case menubar.Red:
+		colour = send[objc.Object](class("NSColor"), "systemRedColor")
+	case menubar.Grey:
+		colour = send[objc.Object](class("NSColor"), "secondaryLabelColor")
+	default:
+		if old != menubar.Plain {
+			send[objc.Void](r.object, "setAttributedTitle:", objc.Object{})
+			send[objc.Void](r.object, "setTitle:", it.Title) // the line before took it along
+		}
+		return
 	}
-	return string(out)
+	const foreground = "NSColor" // NSForegroundColorAttributeName
+	attributes := send[objc.Object](class("NSDictionary"), "dictionaryWithObject:forKey:", colour, foreground)
+	text := send[objc.Object](send[objc.Object](class("NSAttributedString"), "alloc"), "initWithString:attributes:", it.Title, attributes)
+	send[objc.Void](r.object, "setAttributedTitle:", text)
+	text.Release() // the item keeps it
 }

@@ -86,7 +86,8 @@ func Click(s State, id, arg string) (Effect, *Dialog) {
 	case "request.stop":
 		return Effect{Do: VerbStop, Arg: arg}, nil
 	case "warning.action":
-		return Effect{Do: VerbOpen, Arg: "settings"}, nil
+		i, _ := strconv.Atoi(arg) // the item is there, so it is an index
+		return Effect{Do: VerbOpen, Arg: s.warnings()[i].place}, nil
 	case "cancel":
 		if s.Phase() == Downloading {
 			return nothing, dialogCancel(&s)

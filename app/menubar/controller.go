@@ -29,6 +29,9 @@ type Host interface {
 	LoginSettings() error
 	// Awake keeps the computer from falling asleep, or lets it.
 	Awake(on bool)
+	// Battery is its charge in percent while the computer runs on it, and -1
+	// while it does not.
+	Battery() int
 	// Ask shows a dialog and returns at once; the number of the chosen button
 	// goes to Controller.Answer.
 	Ask(Dialog)
@@ -54,9 +57,13 @@ type Options struct {
 	Host   Host
 	Server Server
 	// Where is the state of a server that runs elsewhere, if Server is nil.
-	Where    ServerState
+	Where ServerState
+	// Settings until the server tells its own; the zero value = DefaultSettings.
 	Settings Settings
-	Clients  []ClientProgram
+	// Installed looks for a program on this machine, nil = nothing is known.
+	Installed func(program string) bool
+	// Skip remembers a version that the user does not want, nil = nobody does.
+	Skip func(version string)
 	// Changed is called when what the user sees has changed: the title always,
 	// the menu only while it is open. It runs on the caller's goroutine of an
 	// event and must return quickly.
@@ -73,6 +80,8 @@ const (
 	slowRefresh = 5 * time.Second // of what changes slowly, in an open menu
 	callTimeout = 10 * time.Second
 	awakeStays  = 5 * time.Second // after the last request
+	batteryLook = 30 * time.Second
+	batteryLow  = 20 // percent, below which the computer may always fall asleep
 )
 
 // Controller keeps a State up to date and carries out clicks. Safe for
@@ -92,6 +101,8 @@ type Controller struct {
 	queue  []Dialog // to be asked after it
 	awake  bool
 	idleAt time.Time // since when nothing runs
+	charge int       // of the battery, as Host.Battery tells it
+	lookAt time.Time // when that was read
 	slowAt time.Time // of the last slow refresh
 	gone   bool      // the event stream is broken
 }
@@ -108,10 +119,16 @@ func New(o Options) *Controller {
 		o.Changed = func() {}
 	}
 	if o.Settings == (Settings{}) {
-		o.Settings = Settings{Detail: Advanced, Text: "auto", Ribbon: true}
+		o.Settings = DefaultSettings()
+	}
+	if o.Installed == nil {
+		o.Installed = func(string) bool { return false }
+	}
+	if o.Skip == nil {
+		o.Skip = func(string) {}
 	}
 	c := &Controller{o: o, wake: make(chan struct{}, 1), ctx: context.Background()}
-	c.state = State{Server: o.Where, Settings: o.Settings, Clients: o.Clients, Host: o.Host.Features(), Login: o.Host.Login(), Now: o.Now()}
+	c.state = State{Server: o.Where, Settings: o.Settings, Host: o.Host.Features(), Login: o.Host.Login(), Now: o.Now()}
 	if o.Server != nil {
 		c.state.Server = o.Server.State()
 	}
@@ -133,6 +150,7 @@ func (c *Controller) Run(ctx context.Context) {
 	c.ctx = ctx
 	c.mu.Unlock()
 	c.jobs.Go(func() { c.follow(ctx) })
+	c.jobs.Go(func() { c.Reload(ctx) })
 	for ctx.Err() == nil {
 		c.mu.Lock()
 		wait, timed := c.rhythm()
@@ -157,8 +175,12 @@ func (c *Controller) rhythm() (time.Duration, bool) {
 	switch {
 	case c.open:
 		return refresh, true
-	case c.state.Rate() > 0 || c.awake || c.state.Copied != "" || c.seen.Width > len([]rune(c.seen.Text)):
+	case c.seen.Glyph == GlyphPulse:
+		return pulse, true
+	case c.state.Rate() > 0 || c.awake && !c.idleAt.IsZero() || c.state.Copied != "" || c.seen.Width > len([]rune(c.seen.Text)):
 		return RateCheck, true
+	case c.awake || c.wantsAwake():
+		return batteryLook, true
 	}
 	return 0, false
 }
@@ -235,22 +257,45 @@ func (c *Controller) Apply(e Event) {
 // notice is what is worth a notification; an empty title means nothing.
 func notice(before, after *State) (title, text string) {
 	switch b, a := before.Download, after.Download; {
-	case b != nil && a == nil && after.Heard && b.Total > 0 && b.Done >= b.Total && !before.cancelling && after.Server.Failure == "":
+	case after.Fetched != "" && before.Fetched == "" && after.Settings.Notices.Download:
+		return "Download finished", name(after.Fetched)
+	case b != nil && len(before.Fetching) == 0 && a == nil && after.Heard && b.Total > 0 && b.Done >= b.Total && !before.cancelling && after.Server.Failure == "" && after.Settings.Notices.Download:
 		return "Download finished", name(b.Name)
-	case after.LoadError != "" && before.LoadError == "":
+	case after.LoadError != "" && before.LoadError == "" && after.Settings.Notices.Load:
 		return "Model did not load", sentence(after.LoadError)
-	case after.Server.Moved && !before.Server.Moved && after.Server.Running:
+	case after.Server.Moved && !before.Server.Moved && after.Server.Running && after.Settings.Notices.Port:
 		return "Another port", fmt.Sprintf("%s listens on port %d now", App, after.Server.Port)
-	case after.Server.Failure != "" && before.Server.Failure == "" && before.Heard:
+	case after.Server.Failure != "" && before.Server.Failure == "" && before.Heard && after.Settings.Notices.Server:
 		return "Server unreachable", after.Server.Failure
 	}
 	return "", ""
 }
 
-// keepAwake holds the computer awake while it works, and a little longer.
+// wantsAwake reports whether the computer should not fall asleep now, were it
+// not for its battery.
+func (c *Controller) wantsAwake() bool {
+	switch c.state.Settings.Awake {
+	case AwakeAlways:
+		return true
+	case AwakeNever:
+		return false
+	}
+	return len(c.state.Requests) > 0 || c.state.Download != nil || len(c.state.Fetching) > 0
+}
+
+// keepAwake holds the computer awake while it works, and a little longer; on a
+// battery that is nearly empty it does not.
 func (c *Controller) keepAwake(now time.Time) {
-	busy := len(c.state.Requests) > 0 || c.state.Download != nil
+	busy := c.wantsAwake()
+	if (busy || c.awake) && (c.lookAt.IsZero() || now.Sub(c.lookAt) >= batteryLook) {
+		c.charge, c.lookAt = c.o.Host.Battery(), now
+	}
+	low := c.charge >= 0 && c.charge < batteryLow
 	switch {
+	case c.awake && low:
+		c.awake, c.idleAt = false, time.Time{}
+		c.o.Host.Awake(false)
+	case low:
 	case busy:
 		c.idleAt = time.Time{}
 		if !c.awake {
@@ -261,7 +306,7 @@ func (c *Controller) keepAwake(now time.Time) {
 	case c.idleAt.IsZero():
 		c.idleAt = now
 	case now.Sub(c.idleAt) >= awakeStays:
-		c.awake = false
+		c.awake, c.idleAt = false, time.Time{}
 		c.o.Host.Awake(false)
 	}
 }
@@ -324,6 +369,14 @@ func (c *Controller) tick(ctx context.Context) {
 	c.refresh(ctx, slow)
 }
 
+// Reload asks the server for everything that no event tells, as opening the
+// menu does: after settings have changed, or the computer has slept.
+func (c *Controller) Reload(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	c.refresh(ctx, true)
+}
+
 // refresh asks the server for what no event tells. A route that the server
 // lacks leaves what is known and marks the feature as absent.
 func (c *Controller) refresh(ctx context.Context, slow bool) {
@@ -346,14 +399,14 @@ func (c *Controller) refresh(ctx context.Context, slow bool) {
 		}
 		pinned := []string{}
 		if v, err := api.Settings(ctx); found(&has.Settings, err) {
-			c.Apply(settingsOf(v, s.Settings))
+			c.Apply(settingsOf(v))
 			pinned = pinnedOf(v)
 		}
 		if v, err := api.Inventory(ctx); found(&has.Models, err) {
 			c.Apply(modelsOf(v, pinned))
 		}
 		if v, err := api.Integrations(ctx); found(&has.Integrations, err) {
-			c.Apply(clientsOf(v, s.Clients))
+			c.Apply(clientsOf(v, c.o.Installed))
 		}
 		if ok, err := hasRoute(ctx, api, "/admin/race"); err == nil {
 			has.Race = ok
@@ -509,8 +562,12 @@ func (c *Controller) Do(ctx context.Context, e Effect) error {
 		}
 		err := h.SetLogin(e.Arg == "on")
 		c.Apply(LoginSeen(h.Login()))
-		return err
+		if err != nil {
+			return err
+		}
+		return c.keep(ctx, map[string]any{"login.enabled": e.Arg == "on"})
 	case VerbSkip:
+		c.o.Skip(e.Arg)
 		c.Apply(UpdateSeen{})
 		return nil
 	case VerbQuit:
@@ -518,6 +575,14 @@ func (c *Controller) Do(ctx context.Context, e Effect) error {
 		return nil
 	}
 	return c.control(e)
+}
+
+// keep writes settings, where the server keeps any.
+func (c *Controller) keep(ctx context.Context, change map[string]any) error {
+	if _, err := c.o.Client.ChangeSettings(ctx, change); err != nil && !client.Absent(err) {
+		return err
+	}
+	return nil
 }
 
 // control carries out what concerns the listeners.

@@ -23,6 +23,7 @@ type fakeHost struct {
 	did    []string
 	asked  []Dialog
 	login  LoginItem
+	charge int
 	refuse error
 }
 
@@ -55,6 +56,7 @@ func (h *fakeHost) Notify(a, b string) error { return h.note("notify %s: %s", a,
 func (h *fakeHost) Login() LoginItem         { h.mu.Lock(); defer h.mu.Unlock(); return h.login }
 func (h *fakeHost) LoginSettings() error     { return h.note("login settings") }
 func (h *fakeHost) Awake(on bool)            { _ = h.note("awake %v", on) }
+func (h *fakeHost) Battery() int             { h.mu.Lock(); defer h.mu.Unlock(); return h.charge }
 func (h *fakeHost) Quit(now bool)            { _ = h.note("quit %v", now) }
 func (h *fakeHost) SetLogin(on bool) error {
 	h.mu.Lock()
@@ -115,7 +117,7 @@ func newAPI() *fakeAPI {
 		"POST /admin/requests/r1/cancel": `{}`,
 		"GET /machine":                   `{"memory":{"total_bytes":17179869184,"pressure":"warn","swap_used_bytes":1073741824},"roofline":{"at_last_request":{"ceiling_tps":33}},"guard":{"last_shed":{"action":"cleared the prefix cache","freed_bytes":1073741824}}}`,
 		"GET /admin/models":              `{"installed":[{"repo":"org/a","path":"/m/a","size_bytes":1073741824,"kind":"model","source":"cache","complete":true,"registry_id":"a"},{"repo":"org/b","kind":"model","source":"lmstudio","complete":false,"fit":{"verdict":"too_big","need_bytes":9,"max_context":1024}}],"models":[{"id":"a","mode":"dspark","drafter_installed":false}]}`,
-		"GET /admin/settings":            `{"values":{"ui.detail":"developer","menubar.text":"rate+accept","menubar.ribbon":false,"model.pinned":["org/z"]}}`,
+		"GET /admin/settings":            `{"values":{"ui.detail":"developer","menubar.text":"rate+accept","menubar.ribbon":false,"model.pinned":["org/z"],"menubar.notices":["download","load","server"],"model.last":"org/earlier"}}`,
 		"PATCH /admin/settings":          `{}`,
 		"GET /admin/integrations":        `{"integrations":[{"id":"codex","name":"Codex","setup":[{"kind":"file"},{"kind":"command","command":"codex --profile sparkbar"}]}]}`,
 		"GET /doctor":                    `{"ok":false,"findings":[{"code":"disk","level":"problem","message":"The disk is full.","fix":"remove models"}]}`,
@@ -178,7 +180,7 @@ func (a *fakeAPI) took() []string {
 // live runs a Controller in a bubble of simulated time.
 func live(t *testing.T, run func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, server *fakeServer, changes *int)) {
 	synctest.Test(t, func(t *testing.T) {
-		api, host, server := newAPI(), &fakeHost{login: LoginOff}, &fakeServer{s: ServerState{Running: true, Port: 8080}}
+		api, host, server := newAPI(), &fakeHost{login: LoginOff, charge: -1}, &fakeServer{s: ServerState{Running: true, Port: 8080}}
 		changes := 0
 		c := New(Options{Client: client.InProcess(api, ""), Host: host, Server: server, Changed: func() { changes++ }})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -186,6 +188,7 @@ func live(t *testing.T, run func(t *testing.T, c *Controller, api *fakeAPI, host
 		go func() { c.Run(ctx); close(done) }()
 		api.events <- "state " + strings.ReplaceAll(okBody, "\n", "")
 		synctest.Wait()
+		api.took() // of the settings, once
 		run(t, c, api, host, server, &changes)
 		cancel()
 		<-done
@@ -245,7 +248,7 @@ func TestCapabilities(t *testing.T) {
 		if s.Machine != (Machine{16 * gib, gib, "warn", "cleared the prefix cache, 1.0 GB given back", 33}) {
 			t.Errorf("%+v", s.Machine)
 		}
-		if s.Settings != (Settings{Developer, "rate+accept", false}) {
+		if want := (Settings{Developer, "rate+accept", false, AwakeRequests, Notices{Download: true, Load: true, Server: true}, "org/earlier"}); s.Settings != want {
 			t.Errorf("%+v", s.Settings)
 		}
 		if len(s.Local) != 2 || !s.Local[0].NoDrafter || s.Local[1].Complete || s.Local[1].Fit == nil {
@@ -294,7 +297,7 @@ func TestActions(t *testing.T) {
 			{"copy.anthropic", "", -1, nil, []string{"copy http://127.0.0.1:8080"}},
 			{"race", "", 0, []string{`POST /admin/race {"prompt":"Count from one to thirty in words.","max_tokens":120}`}, nil},
 			{"check", "", 1, []string{"GET /doctor"}, []string{"open lab/machine"}},
-			{"login", "", -1, nil, []string{"login true"}},
+			{"login", "", -1, []string{`PATCH /admin/settings {"login.enabled":true}`}, []string{"login true"}},
 			{"dashboard", "", -1, nil, []string{"open "}},
 			{"lan", "", 0, nil, nil},
 			{"lan", "", -1, nil, nil},
@@ -431,6 +434,168 @@ func TestLostAndFound(t *testing.T) {
 		synctest.Wait()
 		if got := host.take(); !slices.Contains(got, "notify Download finished: x") || !slices.Contains(got, "notify Model did not load: The file is broken") {
 			t.Errorf("the host did %q", got)
+		}
+	})
+}
+
+// TestAwake: the computer is kept awake as the settings say, never on a battery
+// that is nearly empty, and the battery is looked at only while that matters.
+func TestAwake(t *testing.T) {
+	for _, c := range []struct {
+		setting string
+		charge  int
+		want    string // while a request runs, and a minute after it
+	}{
+		{AwakeRequests, -1, "awake true, awake false"}, {AwakeRequests, 60, "awake true, awake false"}, {AwakeRequests, 19, ""},
+		{AwakeNever, -1, ""}, {AwakeAlways, -1, "awake true"}, {AwakeAlways, 19, ""},
+	} {
+		live(t, func(t *testing.T, ctl *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *int) {
+			api.events <- `request {"id":"r1","state":"done"}` // that of the start
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			host.take()
+			host.mu.Lock()
+			host.charge = c.charge
+			host.mu.Unlock()
+			s := DefaultSettings()
+			s.Awake = c.setting
+			ctl.Apply(SettingsSeen(s))
+			api.events <- `request {"id":"r1","state":"running"}`
+			time.Sleep(time.Minute)
+			api.events <- `request {"id":"r1","state":"done"}`
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if got := strings.Join(host.take(), ", "); got != c.want {
+				t.Errorf("%s at %d %%: the host did %q, want %q", c.setting, c.charge, got, c.want)
+			}
+		})
+	}
+	live(t, func(t *testing.T, ctl *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *int) {
+		api.events <- `request {"id":"r1","state":"running"}`
+		for _, charge := range []int{50, 10, -1} { // it runs down, then a cable is put in
+			host.mu.Lock()
+			host.charge = charge
+			host.mu.Unlock()
+			time.Sleep(time.Minute)
+		}
+		synctest.Wait()
+		if got := strings.Join(host.take(), ", "); got != "awake true, awake false, awake true" {
+			t.Errorf("the host did %q", got)
+		}
+	})
+}
+
+// TestPulse: while a model loads the icon moves twice a second, also with the
+// menu closed, and stands still after it.
+func TestPulse(t *testing.T) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, _ *fakeHost, _ *fakeServer, changes *int) {
+		api.events <- `state {"status":"loading","phase":"loading"}`
+		synctest.Wait()
+		*changes = 0
+		seen := map[int]bool{}
+		for range 12 {
+			time.Sleep(pulse)
+			synctest.Wait()
+			title, _ := c.View()
+			seen[title.Frame] = true
+		}
+		if len(seen) != PulseFrames || *changes != 12 {
+			t.Errorf("%d frames, %d changes in 6 s", len(seen), *changes)
+		}
+		api.events <- "state " + strings.ReplaceAll(okBody, "\n", "")
+		time.Sleep(time.Minute) // the room for the text shrinks once
+		synctest.Wait()
+		*changes = 0
+		time.Sleep(time.Hour)
+		if *changes != 0 {
+			t.Errorf("%d changes after the load", *changes)
+		}
+	})
+}
+
+// TestNotices: each notification can be switched off.
+func TestNotices(t *testing.T) {
+	for _, all := range []bool{true, false} {
+		live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, server *fakeServer, _ *int) {
+			s := DefaultSettings()
+			s.Notices = Notices{all, all, all, all}
+			c.Apply(SettingsSeen(s))
+			api.events <- `state {"status":"loading","download":{"repo":"org/x","bytes_done":10,"bytes_total":10}}`
+			api.events <- `state {"status":"loading","phase":"loading"}`
+			api.events <- `state {"status":"no_model","error":"Broken."}`
+			synctest.Wait()
+			c.Apply(ServerSeen{Running: true, Port: 8484, Moved: true})
+			c.Apply(Lost{"The server does not answer"})
+			got := host.take()
+			api.events <- `download {"id":"dl_1","model":"org/y","state":"downloading"}`
+			api.events <- `download {"id":"dl_1","model":"org/y","state":"done"}`
+			synctest.Wait()
+			got = append(got, host.take()...)
+			want := []string{}
+			if all {
+				want = []string{"notify Download finished: x", "notify Model did not load: Broken", "notify Another port: Sparkbar listens on port 8484 now", "notify Server unreachable: The server does not answer", "notify Download finished: y"}
+			}
+			got = slices.DeleteFunc(got, func(s string) bool { return strings.HasPrefix(s, "awake") })
+			if !slices.Equal(got, want) {
+				t.Errorf("switched on %v: the host did %q", all, got)
+			}
+		})
+	}
+}
+
+// TestInstalled: clients are looked for among the programs of this machine, and
+// a skipped version is remembered.
+func TestInstalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, host := newAPI(), &fakeHost{charge: -1}
+		api.routes["GET /admin/integrations"] = `{"integrations":[{"id":"aider","name":"Aider"},{"id":"openai-sdk","name":"OpenAI SDK"},{"id":"codex","name":"Codex"}]}`
+		skipped := ""
+		c := New(Options{Client: client.InProcess(api, ""), Host: host, Where: ServerState{Running: true, Port: 1}, Skip: func(v string) { skipped = v },
+			Installed: func(p string) bool { return p == "codex" }})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { c.Run(ctx); close(done) }()
+		api.events <- "state " + strings.ReplaceAll(okBody, "\n", "")
+		c.Open()
+		synctest.Wait()
+		connect, _ := Menu(c.State()).Find("connect", "")
+		var titles []string
+		for _, it := range connect.Items {
+			if it.ID == "connect.open" {
+				titles = append(titles, it.Title)
+			}
+		}
+		if !slices.Equal(titles, []string{"Codex", "OpenAI SDK", "Aider (not installed)"}) {
+			t.Errorf("%q", titles)
+		}
+		c.Apply(UpdateSeen{Version: "9.9", URL: "https://example.org"})
+		c.Click("update", "")
+		synctest.Wait()
+		c.Answer(1)
+		synctest.Wait()
+		if skipped != "9.9" || c.State().Update != nil {
+			t.Errorf("skipped %q, %+v is still offered", skipped, c.State().Update)
+		}
+		cancel()
+		<-done
+	})
+}
+
+// TestPressure: the title and the menu know of short memory and of what the
+// guard did also while the menu is closed.
+func TestPressure(t *testing.T) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, _ *fakeHost, _ *fakeServer, _ *int) {
+		api.events <- `pressure {"enabled":true,"level":"critical","last_shed":{"action":"emptied the prefix cache","freed_bytes":2147483648}}`
+		synctest.Wait()
+		title, tree := c.View()
+		guard, _ := tree.Find("guard", "")
+		if title.Text != "!" || guard.Title != "Memory guard: emptied the prefix cache, 2.0 GB given back" {
+			t.Errorf("%+v %q", title, guard.Title)
+		}
+		api.events <- `pressure {"enabled":true,"level":"normal"}`
+		synctest.Wait()
+		if title, _ := c.View(); title.Text != "" {
+			t.Errorf("%+v", title)
 		}
 	})
 }

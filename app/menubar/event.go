@@ -186,6 +186,59 @@ func (e RequestsSeen) apply(s *State) {
 	}
 }
 
+// shed is what the memory guard did, as the server tells it.
+type shed struct {
+	Action string `json:"action"`
+	Freed  int64  `json:"freed_bytes"`
+}
+
+// words for a row of the menu; nothing for a guard that has done nothing.
+func (x *shed) words() string {
+	if x == nil {
+		return ""
+	}
+	text := x.Action
+	if text == "" {
+		text = "freed memory"
+	}
+	if x.Freed > 0 {
+		text += ", " + gigabytes(x.Freed) + " GB given back"
+	}
+	return text
+}
+
+// PressureSeen is a pressure event: the memory guard sees another level, or has
+// done something.
+type PressureSeen struct {
+	Level string `json:"level"` // "" = the guard is off
+	Last  *shed  `json:"last_shed"`
+}
+
+func (e PressureSeen) apply(s *State) {
+	if e.Level != "" {
+		s.Machine.Pressure = e.Level
+	}
+	if e.Last != nil {
+		s.Machine.Guard = e.Last.words()
+	}
+}
+
+// DownloadSeen is a download event: files of a model are fetched, for a load or
+// without one.
+type DownloadSeen struct{ client.Download }
+
+func (e DownloadSeen) apply(s *State) {
+	s.Fetching = slices.DeleteFunc(s.Fetching, func(id string) bool { return id == e.ID })
+	s.Fetched = ""
+	switch e.State {
+	case "planning", "waiting", "downloading":
+		s.Fetching = append(s.Fetching, e.ID)
+		s.Fetching = s.Fetching[max(0, len(s.Fetching)-requestLimit):]
+	case "done":
+		s.Fetched = e.Model
+	}
+}
+
 // Decode reads an event of the server; nil for those that change nothing here.
 func Decode(e client.Event) (Event, error) {
 	switch e.Name {
@@ -197,6 +250,10 @@ func Decode(e client.Event) (Event, error) {
 		return decode[PrefillSeen](e)
 	case "request":
 		return decode[RequestSeen](e)
+	case "pressure":
+		return decode[PressureSeen](e)
+	case "download":
+		return decode[DownloadSeen](e)
 	}
 	return nil, nil
 }
@@ -218,7 +275,7 @@ func (Tick) apply(*State) {}
 type Lost struct{ Reason string }
 
 func (e Lost) apply(s *State) {
-	s.Requests, s.rate, s.Download = nil, rate{}, nil
+	s.Requests, s.rate, s.Download, s.Fetching = nil, rate{}, nil, nil
 	s.Server.Failure = e.Reason
 }
 
@@ -250,8 +307,13 @@ func (e ModelsSeen) apply(s *State)   { s.Local = slices.Clone(e) }
 func (e MachineSeen) apply(s *State)  { s.Machine = Machine(e) }
 func (e LoginSeen) apply(s *State)    { s.Login = LoginItem(e) }
 func (e ClientsSeen) apply(s *State)  { s.Clients = slices.Clone(e) }
-func (e SettingsSeen) apply(s *State) { s.Settings = Settings(e) }
 func (e OptionKey) apply(s *State)    { s.Option = bool(e) }
+func (e SettingsSeen) apply(s *State) {
+	s.Settings = Settings(e)
+	if s.LastModel == "" {
+		s.LastModel = e.Last
+	}
+}
 func (e UpdateSeen) apply(s *State) {
 	if u := Update(e); u.Version != "" {
 		s.Update = &u

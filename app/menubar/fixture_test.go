@@ -46,7 +46,7 @@ const okBody = `{"status":"ok","state":"ready","model":"tiny-chat-4bit","mode":"
 func base(t testing.TB) State {
 	return play(State{},
 		HostSeen{Window: true, Reveal: true, Login: true, Server: true, Quit: true},
-		SettingsSeen{Detail: Advanced, Text: "auto", Ribbon: true},
+		SettingsSeen(DefaultSettings()),
 		LoginSeen(LoginOff),
 		FeaturesSeen{true, true, true, true, true, true, true},
 		MachineSeen{TotalBytes: 16 * gib, Pressure: PressureNormal, CeilingTPS: 20},
@@ -55,7 +55,7 @@ func base(t testing.TB) State {
 		ModelsSeen{{ID: fixtureModel, Path: "/m/tiny", Bytes: 3 * gib, Kind: "model", Source: "cache", Complete: true, Modes: []string{"dspark"}},
 			{ID: fixtureNext, Path: "/m/big", Bytes: 8 * gib, Kind: "model", Source: "lmstudio", Complete: false},
 			{ID: "drafter-dspark", Kind: "drafter", Complete: true}},
-		ClientsSeen{{ID: "codex", Name: "Codex", Command: "codex --profile sparkbar"}, {ID: "claude-code", Name: "Claude Code", Installed: true, Command: "sparkbar claude"}},
+		ClientsSeen{{ID: "codex", Name: "Codex", Program: "codex", Command: "codex --profile sparkbar"}, {ID: "openai-sdk", Name: "OpenAI SDK"}, {ID: "claude-code", Name: "Claude Code", Program: "claude", Installed: true, Command: "sparkbar claude"}},
 	)
 }
 

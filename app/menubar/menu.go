@@ -37,6 +37,7 @@ const (
 	Plain  Tone = iota
 	Orange      // attention
 	Red         // problem
+	Grey        // there, but not of use now
 )
 
 // Item is a row of the menu. ID and Arg together never change while the row
@@ -264,22 +265,39 @@ func (s *State) requestRows() []Item {
 	return rows
 }
 
-// warningRow gathers what the owner should know.
-func (s *State) warningRow() Item {
-	type warning struct{ text, action, level string }
-	var list []warning
+// warning is something that the owner should know.
+type warning struct {
+	text, action, level string
+	place               string // the screen where it is put right
+}
+
+// warnings are those of the server and of the menu itself, the latest first.
+func (s *State) warnings() (list []warning) {
 	if s.Problem != "" {
-		list = append(list, warning{s.Problem, "", "attention"})
+		list = append(list, warning{s.Problem, "", "attention", ""})
 	}
 	if s.Server.LAN != "" && !s.Server.Protected {
-		list = append(list, warning{"Anyone on your network can use this model", "Turn on a key, or switch off Available on Local Network", "attention"})
+		list = append(list, warning{"Anyone on your network can use this model", "Turn on a key, or switch off Available on Local Network", "attention", "settings/server"})
 	}
 	if s.LoadError != "" && s.Phase() != NoModel { // there the headline says it
-		list = append(list, warning{"Model did not load: " + sentence(s.LoadError), "", "attention"})
+		list = append(list, warning{"Model did not load: " + sentence(s.LoadError), "", "attention", ""})
 	}
 	for _, w := range s.Health.Warnings {
-		list = append(list, warning{w.Message, w.Action, w.Level})
+		place := "settings"
+		switch {
+		case strings.HasPrefix(w.Code, "memory_"):
+			place = "lab/machine"
+		case strings.HasPrefix(w.Code, "load_"):
+			place = "models"
+		}
+		list = append(list, warning{w.Message, w.Action, w.Level, place})
 	}
+	return list
+}
+
+// warningRow shows the warnings.
+func (s *State) warningRow() Item {
+	list := s.warnings()
 	it := Item{ID: "warning", Kind: Submenu, Hidden: len(list) == 0, Enabled: true, Tone: Orange, Title: "⚠︎ Nothing to report"}
 	for i, w := range list {
 		if i == 0 {
@@ -405,22 +423,23 @@ func (s *State) copyRows() []Item {
 
 func (s *State) clientRows() []Item {
 	list := slices.Clone(s.Clients)
-	slices.SortStableFunc(list, func(a, b ClientProgram) int {
-		if a.Installed != b.Installed {
-			if a.Installed {
-				return -1
-			}
+	rank := func(c ClientProgram) int {
+		switch {
+		case c.Installed:
+			return 0
+		case c.Program == "":
 			return 1
 		}
-		return 0
-	})
+		return 2
+	}
+	slices.SortStableFunc(list, func(a, b ClientProgram) int { return rank(a) - rank(b) })
 	var rows []Item
 	for _, c := range list {
-		title := middle(c.Name, nameLimit)
-		if !c.Installed {
-			title += " (not installed)"
+		title, tone := middle(c.Name, nameLimit), Plain
+		if rank(c) == 2 {
+			title, tone = title+" (not installed)", Grey
 		}
-		rows = append(rows, Item{ID: "connect.open", Arg: c.ID, Title: title, Enabled: s.Host.Window || c.Command != ""})
+		rows = append(rows, Item{ID: "connect.open", Arg: c.ID, Title: title, Tone: tone, Enabled: s.Host.Window})
 		if s.Settings.Detail != Simple {
 			rows = append(rows, Item{ID: "connect.copy", Arg: c.ID, Title: middle("Copy Command of "+c.Name, titleLimit), Enabled: c.Command != "", Alternate: true})
 		}

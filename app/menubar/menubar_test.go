@@ -288,7 +288,7 @@ func anyEvent(r *rand.Rand) Event {
 	text := func() string {
 		return []string{"", "x", "org/model", "/a/b/", "two\nlines. More.", strings.Repeat("long-name-", 30), "日本語のモデル名" + strings.Repeat("長", 80), "\x00\x1b[31m", "..", "⚠︎"}[r.IntN(10)]
 	}
-	switch r.IntN(22) {
+	switch r.IntN(23) {
 	case 0, 1, 2:
 		h := HealthSeen{}
 		h.Status = []string{"ok", "loading", "no_model", "", "new"}[r.IntN(5)]
@@ -332,6 +332,8 @@ func anyEvent(r *rand.Rand) Event {
 		return []Event{Lost{"gone"}, Found{}, CancelAsked{}, CopyDone{"address"}, Refused{text()}, OptionKey(true)}[r.IntN(6)]
 	case 19:
 		return UpdateSeen{Version: text(), Notes: text()}
+	case 21:
+		return []Event{PressureSeen{Level: []string{"", "warn", "odd"}[r.IntN(3)], Last: &shed{text(), int64(n())}}, DownloadSeen{client.Download{ID: id(), Model: text(), State: []string{"downloading", "paused", "done", "odd"}[r.IntN(4)]}}}[r.IntN(2)]
 	case 20:
 		return SettingsSeen{Detail: []Detail{Simple, Advanced, Developer, ""}[r.IntN(4)], Text: []string{"auto", "none", "rate+accept", "memory"}[r.IntN(4)], Ribbon: r.IntN(2) == 0}
 	}
@@ -432,6 +434,8 @@ func FuzzDecode(f *testing.F) {
 	f.Add("round", []byte(`{"req":"a","committed":3,"ms":10,"i":1,"source":"drafter"}`))
 	f.Add("prefill", []byte(`{"req":"a","processed":3,"total":9}`))
 	f.Add("request", []byte(`{"id":"a","state":"running","stats":null}`))
+	f.Add("pressure", []byte(`{"enabled":true,"level":"critical","last_shed":{"action":"x","freed_bytes":-3}}`))
+	f.Add("download", []byte(`{"id":"dl_1","model":"org/x","state":"done"}`))
 	f.Add("state", []byte(`{"status":"loading","download":{"repo":"x","bytes_done":-1,"bytes_total":0},"warnings":[{}]}`))
 	f.Fuzz(func(t *testing.T, name string, data []byte) {
 		e, err := Decode(client.Event{Name: name, Data: data})

@@ -12,10 +12,11 @@ const (
 	rateIdle     = 4 * time.Second // without a round the speed is 0
 	speedStays   = time.Minute     // the speed row outlives a request
 	copiedStays  = 1200 * time.Millisecond
-	widthWindow  = 10 * time.Second // the title keeps its widest value of this time
-	longPrompt   = 2048             // new tokens from which reading is shown
-	rateLimit    = 1e5              // tokens per second that nobody believes
-	requestLimit = 256              // requests kept, against a server that never ends one
+	pulse        = 500 * time.Millisecond // for a frame of GlyphPulse
+	widthWindow  = 10 * time.Second       // the title keeps its widest value of this time
+	longPrompt   = 2048                   // new tokens from which reading is shown
+	rateLimit    = 1e5                    // tokens per second that nobody believes
+	requestLimit = 256                    // requests kept, against a server that never ends one
 )
 
 // rate is a smoothed speed in tokens per second.

@@ -31,10 +31,7 @@ func fetchMachine(ctx context.Context, c *client.Client) (m MachineSeen, err err
 	var v struct {
 		client.Machine
 		Guard struct {
-			Last *struct {
-				Action string `json:"action"`
-				Freed  int64  `json:"freed_bytes"`
-			} `json:"last_shed"`
+			Last *shed `json:"last_shed"`
 		} `json:"guard"`
 	}
 	if err := c.Call(ctx, http.MethodGet, "/machine", nil, &v); err != nil {
@@ -44,15 +41,7 @@ func fetchMachine(ctx context.Context, c *client.Client) (m MachineSeen, err err
 	if v.Roofline != nil {
 		m.CeilingTPS = v.Roofline.Last.CeilingTPS
 	}
-	if last := v.Guard.Last; last != nil {
-		m.Guard = last.Action
-		if m.Guard == "" {
-			m.Guard = "freed memory"
-		}
-		if last.Freed > 0 {
-			m.Guard += ", " + gigabytes(last.Freed) + " GB given back"
-		}
-	}
+	m.Guard = v.Guard.Last.words()
 	return m, nil
 }
 
@@ -76,8 +65,9 @@ func modelsOf(v client.Inventory, pinned []string) (out ModelsSeen) {
 // pinnedSetting is the key of the models that stay loaded.
 const pinnedSetting = "model.pinned"
 
-func settingsOf(v client.Settings, old Settings) SettingsSeen {
-	s := SettingsSeen(old)
+// settingsOf reads the settings of the menu; what is not set has its default.
+func settingsOf(v client.Settings) SettingsSeen {
+	s := SettingsSeen(DefaultSettings())
 	text := func(key string) (s string) {
 		_ = json.Unmarshal(v.Values[key], &s) // absent or of another kind: ""
 		return s
@@ -91,6 +81,15 @@ func settingsOf(v client.Settings, old Settings) SettingsSeen {
 	if b, ok := v.Values["menubar.ribbon"]; ok {
 		s.Ribbon = string(b) == "true"
 	}
+	if a := text("power.prevent_sleep"); slices.Contains([]string{AwakeRequests, AwakeAlways, AwakeNever}, a) {
+		s.Awake = a
+	}
+	var notices []string
+	if b, ok := v.Values["menubar.notices"]; ok && json.Unmarshal(b, &notices) == nil {
+		has := func(n string) bool { return slices.Contains(notices, n) }
+		s.Notices = Notices{has("download"), has("load"), has("port"), has("server")}
+	}
+	s.Last = text("model.last")
 	return s
 }
 
@@ -123,12 +122,16 @@ func (c *Controller) pin(ctx context.Context, id string, on bool) error {
 	return nil
 }
 
-func clientsOf(list []client.Integration, known []ClientProgram) (out ClientsSeen) {
+// programs are the files that tell whether a client is installed; clients that
+// are not listed are no programs of their own.
+var programs = map[string]string{"claude-code": "claude", "codex": "codex", "opencode": "opencode", "pi": "pi", "continue": "cn", "zed": "zed", "vscode": "code",
+	"cline": "cline", "aider": "aider", "qwen-code": "qwen", "xcode": "Xcode.app", "curl": "curl"}
+
+// clientsOf lists the clients; installed looks for a program.
+func clientsOf(list []client.Integration, installed func(program string) bool) (out ClientsSeen) {
 	for _, i := range list {
-		p := ClientProgram{ID: i.ID, Name: i.Name}
-		if j := slices.IndexFunc(known, func(k ClientProgram) bool { return k.ID == i.ID }); j >= 0 {
-			p.Installed = known[j].Installed
-		}
+		p := ClientProgram{ID: i.ID, Name: i.Name, Program: programs[i.ID]}
+		p.Installed = p.Program != "" && installed(p.Program)
 		for _, s := range i.Setup {
 			if s.Kind == "command" && p.Command == "" {
 				p.Command = s.Command

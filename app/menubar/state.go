@@ -134,9 +134,10 @@ const (
 	LoginNeedsApproval // the user must allow it in the system's settings
 )
 
-// ClientProgram is a program that can use the server.
+// ClientProgram is something that can use the server.
 type ClientProgram struct {
 	ID, Name  string
+	Program   string // file that is looked for, "" = it is no program of its own
 	Installed bool
 	Command   string // that starts it against this server, "" = unknown
 }
@@ -154,10 +155,28 @@ type Features struct {
 
 // Settings are the user's choices about the menu.
 type Settings struct {
-	Detail Detail
-	Text   string // auto, none, rate+accept, memory
-	Ribbon bool
+	Detail  Detail
+	Text    string // auto, none, rate+accept, memory
+	Ribbon  bool
+	Awake   string // when the computer may not fall asleep: requests, always, never
+	Notices Notices
+	Last    string // the model that was loaded in an earlier life, "" = none
 }
+
+// Notices are the notifications that the user wants.
+type Notices struct{ Download, Load, Port, Server bool }
+
+// DefaultSettings are those of a user who has chosen nothing.
+func DefaultSettings() Settings {
+	return Settings{Detail: Advanced, Text: "auto", Ribbon: true, Awake: AwakeRequests, Notices: Notices{true, true, true, true}}
+}
+
+// When the computer may not fall asleep.
+const (
+	AwakeRequests = "requests" // while one runs or a model is fetched
+	AwakeAlways   = "always"
+	AwakeNever    = "never"
+)
 
 // Bar is one round in the ribbon.
 type Bar struct {
@@ -183,6 +202,9 @@ type State struct {
 	cancelling bool
 	LastModel  string // loaded last, for loading it again
 	LoadError  string // of the last failed load
+
+	Fetching []string // ids of downloads under way, for a load or without one
+	Fetched  string   // the model whose download has just ended well
 
 	Local    []LocalModel
 	Recent   []string // ids, latest first
@@ -275,6 +297,17 @@ func (s *State) serving() string {
 	return ""
 }
 
+// Resident is the model that is in memory or on its way there, "" = none.
+func (s *State) Resident() string {
+	switch {
+	case s.Health.Status == "loading" && s.Download == nil && s.Health.Progress != nil:
+		return s.Health.Progress.Model
+	case s.Health.Status == "ok" && s.Health.Target != "":
+		return s.Health.Target
+	}
+	return s.serving()
+}
+
 // arriving is the model that is being loaded.
 func (s *State) arriving() string {
 	switch {
@@ -347,6 +380,7 @@ func (s State) clone() State {
 	s.Requests = slices.Clone(s.Requests)
 	s.Ribbon = slices.Clone(s.Ribbon)
 	s.Recent = slices.Clone(s.Recent)
+	s.Fetching = slices.Clone(s.Fetching)
 	s.widest = slices.Clone(s.widest)
 	return s
 }

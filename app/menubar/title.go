@@ -12,15 +12,19 @@ type Glyph string
 const (
 	GlyphBolt     Glyph = "bolt"
 	GlyphDownload Glyph = "bolt.down"
-	GlyphPulse    Glyph = "bolt.pulse" // three frames, two a second
+	GlyphPulse    Glyph = "bolt.pulse" // PulseFrames of them, two a second
 	GlyphFilled   Glyph = "bolt.fill"
 	GlyphDimmed   Glyph = "bolt.dimmed"
 	GlyphSlashed  Glyph = "bolt.slash"
 )
 
+// PulseFrames is how many pictures GlyphPulse has.
+const PulseFrames = 3
+
 // StatusTitle is what stands in the menu bar while the menu is closed.
 type StatusTitle struct {
 	Glyph Glyph
+	Frame int // of GlyphPulse, from 0
 	Text  string
 	// Width is the number of characters to keep room for, so that neighbours do
 	// not jump: the widest text of the last ten seconds.
@@ -38,6 +42,7 @@ func Title(s State) StatusTitle {
 		t.Glyph = GlyphDownload
 	case Loading, WarmingUp, Cancelling:
 		t.Glyph = GlyphPulse
+		t.Frame = int(s.Now.UnixMilli() / pulse.Milliseconds() % PulseFrames)
 	case Ready, Prefill, Generating:
 		t.Glyph = GlyphFilled
 	case Stopped:

@@ -56,7 +56,7 @@ func tools(t *testing.T) (dir string, env []string) {
 	if err := os.RemoveAll(filepath.Join(dir, "include")); err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range []string{"AppKit", "WebKit", "Security", "ServiceManagement", "UserNotifications"} {
+	for _, d := range []string{"AppKit", "WebKit", "Security", "ServiceManagement", "UserNotifications", "CoreFoundation", "IOKit"} {
 		if err := os.CopyFS(filepath.Join(dir, "include", d), os.DirFS(filepath.Join(sdk, "usr/include", d))); err != nil {
 			t.Fatal(err)
 		}

@@ -76,6 +76,14 @@ NUMBER(imagePosition, setImagePosition, long) NUMBER(appearsDisabled, setAppears
 OBJECT(menu, setMenu) OBJECT(autosaveName, setAutosaveName)
 - (BOOL)isVisible { return ![self kept:@"hidden"]; }
 @end
+static BOOL covered;
+@interface BarWindow : NSObject @end
+@implementation BarWindow
+- (unsigned long)occlusionState { return covered ? 0 : 1 << 1; }
+@end
+@implementation NSStatusBarButton (Window)
+- (id)window { static id one; if (!one) one = [BarWindow new]; return one; }
+@end
 
 static NSMutableArray *bar;
 @interface NSStatusBar : Kept @end
@@ -101,9 +109,26 @@ NUMBER(autoenablesItems, setAutoenablesItems, BOOL)
 - (id)initWithTitle:(NSString *)t action:(SEL)a keyEquivalent:(NSString *)k { action = a; [self keep:t as:@"title"]; [self keep:k as:@"keyEquivalent"]; [self setEnabled:YES]; return self; }
 + (id)separatorItem { NSMenuItem *i = [[self new] autorelease]; i->line = YES; return i; }
 - (void)setTarget:(id)t { target = t; }
-OBJECT(title, setTitle) OBJECT(keyEquivalent, setKeyEquivalent) OBJECT(toolTip, setToolTip) OBJECT(submenu, setSubmenu) OBJECT(identifier, setIdentifier)
+OBJECT(keyEquivalent, setKeyEquivalent) OBJECT(toolTip, setToolTip) OBJECT(submenu, setSubmenu) OBJECT(identifier, setIdentifier) OBJECT(image, setImage)
+- (id)title { return [self kept:@"title"]; }
+- (void)setTitle:(NSString *)t { [self keep:t as:@"title"]; if (![self kept:@"titles"]) [self keep:[NSMutableArray array] as:@"titles"]; if ([[self kept:@"titles"] count] < 5000) [[self kept:@"titles"] addObject:t]; }
+- (void)setAttributedTitle:(NSAttributedString *)t { [self keep:t as:@"attributed"]; if (t) [self keep:[t string] as:@"title"]; }
+- (NSString *)colour { NSAttributedString *t = [self kept:@"attributed"]; return t ? [t attribute:@"NSColor" atIndex:0 effectiveRange:NULL] : nil; }
 NUMBER(tag, setTag, long) NUMBER(state, setState, long) NUMBER(isEnabled, setEnabled, BOOL) NUMBER(isHidden, setHidden, BOOL) NUMBER(isAlternate, setAlternate, BOOL)
 NUMBER(keyEquivalentModifierMask, setKeyEquivalentModifierMask, unsigned long)
+@end
+
+// A colour is its name.
+@interface NSColor : NSObject @end
+@implementation NSColor
++ (id)systemOrangeColor { return @"orange"; }
++ (id)systemRedColor { return @"red"; }
++ (id)secondaryLabelColor { return @"grey"; }
+@end
+static unsigned long keys;
+@interface NSEvent : NSObject @end
+@implementation NSEvent
++ (unsigned long)modifierFlags { return keys; }
 @end
 
 @interface NSPasteboard : Kept @end
@@ -130,8 +155,14 @@ NSString *const NSWorkspaceDidWakeNotification = @"NSWorkspaceDidWakeNotificatio
 @interface WKWebViewConfiguration : Kept @end
 @implementation WKWebViewConfiguration
 @end
+@interface WKNavigationAction : Kept @end
+@implementation WKNavigationAction
+OBJECT(request, setRequest)
+@end
 @interface WKWebView : NSView @end
 @implementation WKWebView
+- (void)setNavigationDelegate:(id)d { [self keep:[NSValue valueWithNonretainedObject:d] as:@"navigation"]; }
+- (void)setUIDelegate:(id)d { [self keep:[NSValue valueWithNonretainedObject:d] as:@"ui"]; }
 - (id)initWithFrame:(NSRect)f configuration:(id)c { return self; }
 - (id)loadRequest:(NSURLRequest *)r { [self keep:[[r URL] absoluteString] as:@"url"]; return nil; }
 @end
@@ -213,6 +244,7 @@ static void prepare(void);
 - (BOOL)setActivationPolicy:(long)p { [self keep:[NSNumber numberWithLong:p] as:@"policy"]; return YES; }
 - (void)setDelegate:(id)d { [self keep:d as:@"delegate"]; }
 - (void)activateIgnoringOtherApps:(BOOL)yes {}
+OBJECT(mainMenu, setMainMenu)
 - (void)run {
   @autoreleasepool { [[self kept:@"delegate"] applicationDidFinishLaunching:nil]; }
   printf("{\"ready\":true}\n"); fflush(stdout);
@@ -251,6 +283,28 @@ OBJECT(title, setTitle) OBJECT(body, setBody)
 - (void)requestAuthorizationWithOptions:(unsigned long)o completionHandler:(void (^)(BOOL, id))h { h(YES, nil); }
 - (void)addNotificationRequest:(id)r withCompletionHandler:(id)h { [notes addObject:[[r kept:@"content"] title]]; }
 @end
+// The battery: a percentage, -1 = there is none in use.
+static int charge = -1;
+id IOPSCopyPowerSourcesInfo(void) { return [@"info" retain]; }
+NSArray *IOPSCopyPowerSourcesList(id info) { return [[NSArray alloc] initWithObjects:@"ups", @"battery", nil]; }
+NSString *IOPSGetProvidingPowerSourceType(id info) { return charge < 0 ? @"AC Power" : @"Battery Power"; }
+NSDictionary *IOPSGetPowerSourceDescription(id info, id source) {
+  BOOL own = [source isEqual:@"battery"];
+  return [NSDictionary dictionaryWithObjectsAndKeys:own ? @"InternalBattery" : @"UPS", @"Type", [NSNumber numberWithInt:5000], @"Max Capacity", [NSNumber numberWithInt:own ? charge * 50 : 5000], @"Current Capacity", nil];
+}
+// The event that launched the app, or ends it.
+static BOOL shutting;
+@interface LaunchEvent : NSObject @end
+@implementation LaunchEvent
+- (unsigned)eventID { return shutting ? 'quit' : 'oapp'; }
+- (id)attributeDescriptorForKeyword:(unsigned)k { return k == 'why?' ? self : nil; }
+- (id)paramDescriptorForKeyword:(unsigned)k { return k == 'prdt' && getenv("DOUBLE_AT_LOGIN") ? self : nil; }
+- (unsigned)enumCodeValue { return 'lgit'; }
+@end
+@implementation NSAppleEventManager (Double)
++ (id)sharedAppleEventManager { static id one; if (!one) one = [self new]; return one; }
+- (id)currentAppleEvent { return [[LaunchEvent new] autorelease]; }
+@end
 static NSString *bundle(id self, SEL s) { return @"app.sparkbar.Sparkbar"; }
 static BOOL trash(id self, SEL s, NSURL *u, id *out, id *error) { [opened addObject:[@"trash " stringByAppendingString:[u path]]]; return YES; }
 static int awake;
@@ -259,12 +313,12 @@ static void endActivity(id self, SEL s, id a) { awake--; }
 
 const NSString *kSecClass = @"class", *kSecClassGenericPassword = @"genp", *kSecAttrService = @"svce", *kSecAttrAccount = @"acct", *kSecValueData = @"v_Data",
                *kSecReturnData = @"r_Data", *kSecMatchLimit = @"limit", *kSecMatchLimitOne = @"one";
-const NSString *kCFBooleanTrue = @"true";
+const CFBooleanRef kCFBooleanTrue = (CFBooleanRef)@"true";
 static NSData *secret;
 int SecItemCopyMatching(NSDictionary *q, id *out) { if (!secret) return -25300; *out = [secret retain]; return 0; }
 int SecItemUpdate(NSDictionary *q, NSDictionary *c) { if (!secret) return -25300; [secret release]; secret = [[c objectForKey:(id)kSecValueData] retain]; return 0; }
 int SecItemAdd(NSDictionary *q, id *out) { secret = [[q objectForKey:(id)kSecValueData] retain]; return 0; }
-void CFRelease(id o) { [o release]; }
+void CFRelease(CFTypeRef o) { [(id)o release]; }
 
 // ---- Answers.
 
@@ -283,13 +337,22 @@ static NSString *json(id v) {
   [m replaceOccurrencesOfString:@"\x1b" withString:@"\\u001b" options:0 range:NSMakeRange(0, [m length])];
   return [NSString stringWithFormat:@"\"%@\"", m];
 }
+static NSString *menuText(NSMenu *m);
+static NSMenuItem *titled(NSMenu *m, NSString *title) {
+  for (NSUInteger i = 0; i < [m->items count]; i++) {
+    NSMenuItem *it = [m->items objectAtIndex:i], *sub;
+    if ([[it title] isEqual:title] && ![it submenu]) return it;
+    if ([it submenu] && (sub = titled([it submenu], title))) return sub;
+  }
+  return nil;
+}
 static NSString *menuText(NSMenu *m) {
   NSMutableArray *p = [NSMutableArray array];
   for (NSUInteger i = 0; i < [m->items count]; i++) {
     NSMenuItem *it = [m->items objectAtIndex:i];
     if (it->line) { [p addObject:[NSString stringWithFormat:@"{\"separator\":true,\"hidden\":%@}", [it isHidden] ? @"true" : @"false"]]; continue; }
-    [p addObject:[NSString stringWithFormat:@"{\"id\":%@,\"title\":%@,\"key\":%@,\"tag\":%ld,\"state\":%ld,\"enabled\":%@,\"hidden\":%@,\"alternate\":%@,\"items\":%@}", json([it identifier]), json([it title]),
-        json([it keyEquivalent]), [it tag], [it state], [it isEnabled] ? @"true" : @"false", [it isHidden] ? @"true" : @"false", [it isAlternate] ? @"true" : @"false", [it submenu] ? menuText([it submenu]) : @"null"]];
+    [p addObject:[NSString stringWithFormat:@"{\"id\":%@,\"title\":%@,\"key\":%@,\"tag\":%ld,\"state\":%ld,\"enabled\":%@,\"hidden\":%@,\"alternate\":%@,\"colour\":%@,\"image\":%@,\"items\":%@}", json([it identifier]), json([it title]),
+        json([it keyEquivalent]), [it tag], [it state], [it isEnabled] ? @"true" : @"false", [it isHidden] ? @"true" : @"false", [it isAlternate] ? @"true" : @"false", json([it colour]), [it image] ? @"true" : @"false", [it submenu] ? menuText([it submenu]) : @"null"]];
   }
   return [NSString stringWithFormat:@"[%@]", [p componentsJoinedByString:@","]];
 }
@@ -317,7 +380,25 @@ static void command(char *line) {
     if (!it) say(@"{\"error\":\"no such item\"}");
     else if ([it isHidden] || ![it isEnabled]) say(@"{\"error\":\"it cannot be clicked\"}");
     else { [it->target performSelector:it->action withObject:it]; say([NSString stringWithFormat:@"{\"clicked\":%@}", json([it title])]); }
-  } else if (!strcmp(line, "dialog")) {
+  } else if (!strcmp(line, "titles")) {
+    say(json([find(menu, [NSString stringWithUTF8String:arg]) kept:@"titles"]));
+  } else if (!strcmp(line, "mainmenu")) { say(menuText([app mainMenu]));
+  } else if (!strcmp(line, "choose")) { // of the main menu, by title
+    NSMenuItem *it = titled([app mainMenu], [NSString stringWithUTF8String:arg]);
+    if (it && it->target) [it->target performSelector:it->action withObject:it];
+    say(it && it->target ? @"{}" : @"{\"error\":\"no such item\"}");
+  } else if (!strcmp(line, "follow")) { // a link in the window
+    WKNavigationAction *a = [[WKNavigationAction new] autorelease];
+    [a setRequest:[NSURLRequest requestWithURL:[NSURL URLWithString:[NSString stringWithUTF8String:arg]]]];
+    __block long policy = -1;
+    WKWebView *view = [window contentView];
+    [[[view kept:@"navigation"] nonretainedObjectValue] webView:view decidePolicyForNavigationAction:a decisionHandler:^(long p) { policy = p; }];
+    say([NSString stringWithFormat:@"{\"policy\":%ld}", policy]);
+  } else if (!strcmp(line, "keys")) { keys = strtoul(arg, NULL, 0); say(@"{}"); }
+  else if (!strcmp(line, "battery")) { charge = atoi(arg); say(@"{}"); }
+  else if (!strcmp(line, "cover")) { covered = YES; say(@"{}"); }
+  else if (!strcmp(line, "sleep")) { [[NSNotificationCenter defaultCenter] postNotificationName:NSWorkspaceWillSleepNotification object:nil]; say(@"{}"); }
+  else if (!strcmp(line, "dialog")) {
     NSMutableArray *p = [NSMutableArray array];
     if (alert) for (NSUInteger i = 0; i < [alert->buttons count]; i++) [p addObject:[[alert->buttons objectAtIndex:i] title]];
     say(alert ? [NSString stringWithFormat:@"{\"title\":%@,\"text\":%@,\"buttons\":%@}", json([alert messageText]), json([alert informativeText]), json(p)] : @"{}");
@@ -331,6 +412,7 @@ static void command(char *line) {
   else if (!strcmp(line, "wake")) { [[NSNotificationCenter defaultCenter] postNotificationName:NSWorkspaceDidWakeNotification object:nil]; say(@"{}"); }
   else if (!strcmp(line, "reopen")) { [[app kept:@"delegate"] applicationShouldHandleReopen:app hasVisibleWindows:NO]; say(@"{}"); }
   else if (!strcmp(line, "login")) { login = atoi(arg); say(@"{}"); }
+  else if (!strcmp(line, "shutdown")) { shutting = YES; say(@"{}"); [app terminate:nil]; }
   else if (!strcmp(line, "quit")) { say(@"{}"); [app terminate:nil]; }
   else say(@"{\"error\":\"unknown command\"}");
 }

@@ -30,6 +30,11 @@ typedef NSUInteger NSApplicationTerminateReply; // nsapplication/terminatereply
 - (NSInteger)tag;
 @end
 
+@interface NSWorkspace : NSObject // nsworkspace
++ (NSWorkspace *)sharedWorkspace;
+- (BOOL)openURL:(NSURL *)url;
+@end
+
 @interface NSView : NSObject // nsview
 @end
 

@@ -30,8 +30,13 @@ extern NSString *const NSRunLoopCommonModes; // nsrunloopcommonmodes
 + (instancetype)stringWithUTF8String:(const char *)text;
 - (const char *)UTF8String;
 - (NSUInteger)length;
+- (BOOL)isEqualToString:(NSString *)other;
 @end
 @interface NSConstantString : NSString
+@end
+
+@interface NSNumber : NSObject // nsnumber
+- (int)intValue;
 @end
 
 @interface NSData : NSObject // nsdata
@@ -85,9 +90,23 @@ extern NSString *const NSRunLoopCommonModes; // nsrunloopcommonmodes
 
 @interface NSURL : NSObject // nsurl
 + (instancetype)URLWithString:(NSString *)text;
+- (NSString *)host;
+- (NSString *)scheme;
 @end
 @interface NSURLRequest : NSObject // nsurlrequest
 + (instancetype)requestWithURL:(NSURL *)url;
+- (NSURL *)URL;
+@end
+
+@interface NSAppleEventDescriptor : NSObject // nsappleeventdescriptor
+- (uint32_t)eventID;
+- (NSAppleEventDescriptor *)paramDescriptorForKeyword:(uint32_t)keyword;
+- (NSAppleEventDescriptor *)attributeDescriptorForKeyword:(uint32_t)keyword;
+- (uint32_t)enumCodeValue;
+@end
+@interface NSAppleEventManager : NSObject // nsappleeventmanager
++ (NSAppleEventManager *)sharedAppleEventManager;
+- (NSAppleEventDescriptor *)currentAppleEvent;
 @end
 
 @interface NSObject (MainThread) // nsobject/performselectoronmainthread
