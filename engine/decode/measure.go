@@ -4,8 +4,10 @@ import (
 	"context"
 	"time"
 
+	"sparkbar/engine/cache"
 	"sparkbar/engine/calibrate"
 	"sparkbar/engine/draft"
+	"sparkbar/engine/draft/ngram"
 	"sparkbar/engine/sample"
 )
 
@@ -18,42 +20,57 @@ const (
 )
 
 // Measure times what a round costs on this machine: a verify forward of each
-// width, and the drafter at its smallest, middle and largest cap, at a context of
-// up to 512 tokens. The cap controller works on these curves.
+// width and of several sequences together, and the drafter at its smallest, middle
+// and largest cap, at a context of up to 512 tokens. The cap controller and the
+// division of drafts among jobs work on these curves. Jobs that run wait meanwhile.
 func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
-	g := &generation{r: r, j: Job{Mode: Draft}, sampler: sample.NewSampler(sample.Params{})}
-	defer context.AfterFunc(ctx, g.stop.Set)()
+	mode, widest := Lookup, ngram.Standalone.Draft+1
+	if r.drafter != nil {
+		mode, widest = Draft, r.drafter.MaxDraft()+1
+	}
+	g := &generation{r: r, j: Job{Mode: mode}, sampler: sample.NewSampler(sample.Params{})}
 	defer g.close()
+	r.flush()
+	if len(r.active) == 0 { // see forward: others' states would be undefined
+		defer context.AfterFunc(ctx, g.stop.Set)()
+	}
 	var err error
 	if g.seq, err = r.t.cache.NewSeq(); err != nil {
 		return nil, err
 	}
-	if g.drafts, err = r.drafter.NewContext(nil); err != nil {
-		return nil, err
-	}
-	forward := func(ids []int32, want outputs) error {
-		if err := g.drafts.Flush(&g.stop); err != nil {
-			return err
+	if r.drafter != nil {
+		if g.drafts, err = r.drafter.NewContext(nil); err != nil {
+			return nil, err
 		}
-		g.plan(ids, want)
-		return r.t.forward(r.t.model, []*share{&g.share}, true, &g.stop)
 	}
-	widest := r.drafter.MaxDraft() + 1
+	forward := func(shares ...*share) error {
+		if g.drafts != nil {
+			if err := g.drafts.Flush(&g.stop); err != nil {
+				return err
+			}
+		}
+		return r.t.forward(r.t.model, shares, g.drafts != nil, &g.stop)
+	}
 	depth := min(measureDepth, max(r.opts.Positions/2-widest, 1))
-	ids := make([]int32, depth)
+	ids := make([]int32, max(depth, widest))
 	for i := range ids {
 		ids[i] = min(7, int32(r.t.model.Vocab)-1)
 	}
-	if err := forward(ids, noRows); err != nil {
+	g.plan(ids[:depth], noRows)
+	if err := forward(&g.share); err != nil {
 		return nil, stopError(ctx, err)
 	}
-	if err := g.keep(len(ids)); err != nil {
+	if err := g.keep(depth); err != nil {
 		return nil, stopError(ctx, err)
 	}
 	began := r.now()
+	late := func() bool { return r.now().Sub(began) >= measureBudget }
 	point := func(f func() error) (ms float64, err error) {
 		best := time.Duration(0)
 		for i := range measureCalls + 1 {
+			if ctx.Err() != nil {
+				return 0, context.Cause(ctx)
+			}
 			at := r.now()
 			if err := f(); err != nil {
 				return 0, stopError(ctx, err)
@@ -64,18 +81,27 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 		}
 		return float64(best) / float64(time.Millisecond), nil
 	}
-	verify, drafter := map[int]float64{}, map[int]float64{}
-	for w := 1; w <= widest && (w <= 2 || r.now().Sub(began) < measureBudget); w++ {
-		if verify[w], err = point(func() error {
-			err := forward(ids[:w], allRows)
-			g.seq.Advance(0)
+	verify := func(seqs []*cache.Seq, w int) (ms float64, err error) {
+		var shares []*share
+		for _, q := range seqs {
+			shares = append(shares, &share{seq: q, ids: ids[:w], want: allRows})
+		}
+		return point(func() error {
+			err := forward(shares...)
+			for _, q := range seqs {
+				q.Advance(0)
+			}
 			return err
-		}); err != nil {
+		})
+	}
+	widths, drafter, batch := map[int]float64{}, map[int]float64{}, map[int]float64{}
+	for w := 1; w <= widest && (w <= 2 || !late()); w++ {
+		if widths[w], err = verify([]*cache.Seq{g.seq}, w); err != nil {
 			return nil, err
 		}
 	}
 	for _, c := range []int{1, (widest - 1) / 2, widest - 1} {
-		if c < 1 || drafter[c] > 0 {
+		if g.drafts == nil || c < 1 || drafter[c] > 0 {
 			continue
 		}
 		if drafter[c], err = point(func() error {
@@ -85,7 +111,35 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 			return nil, err
 		}
 	}
-	return &calibrate.Costs{Verify: calibrate.NewCurve(verify), Drafter: calibrate.NewCurve(drafter)}, nil
+	costs := &calibrate.Costs{Verify: calibrate.NewCurve(widths), Drafter: calibrate.NewCurve(drafter)}
+
+	seqs := []*cache.Seq{g.seq}
+	defer func() {
+		for _, q := range seqs[1:] {
+			q.Close()
+		}
+	}()
+	for len(seqs) < r.opts.Running && len(r.active) == 0 {
+		q, err := g.seq.Fork()
+		if err != nil { // what runs beside leaves no room for it
+			return costs, nil
+		}
+		if seqs = append(seqs, q); q.Reserve(widest) != nil {
+			return costs, nil
+		}
+	}
+	for _, w := range []int{1, 2, 4, widest} {
+		if len(seqs) < 2 || late() {
+			break
+		}
+		if batch[w], err = verify(seqs, w); err != nil {
+			return nil, err
+		}
+	}
+	if len(batch) > 0 {
+		costs.Grid = map[int]calibrate.Curve{len(seqs): calibrate.NewCurve(batch)}
+	}
+	return costs, nil
 }
 
 // close drops what a generation holds without storing it.

@@ -2,6 +2,7 @@ package decode
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"sparkbar/engine/arch"
@@ -29,11 +30,15 @@ type generation struct {
 	marks  []int         // see marks
 
 	// The coming step, or the one that just ran.
-	share share
-	prop  draft.Proposal
-	rd    Round
-	n     int // accepted drafts
-	next  []Token
+	share  share
+	copied []int32 // from the context
+	prop   draft.Proposal
+	rd     Round
+	n      int // accepted drafts
+	next   []Token
+
+	drafted, copies acceptance
+	late            late
 
 	sampler   *sample.Sampler
 	penalties *sample.Penalizer
@@ -208,37 +213,50 @@ func (g *generation) keep(n int) error {
 	if fused.Given() {
 		fused = fused.Slice(0, n)
 	}
+	if g.late.wait || len(g.late.ids) > 0 {
+		return g.postpone(fused, n)
+	}
 	return g.drafts.Observe(g.share.ids[:n], fused, &g.stop)
 }
 
-// propose begins a round: drafts, at most budget of the drafter's (below 0 = as
+// look finds what can be copied from the context.
+func (g *generation) look() {
+	g.copied = nil
+	if g.index == nil {
+		return
+	}
+	most := g.room()
+	if g.j.Mode == Lookup && g.j.Cap > 0 {
+		most = min(most, g.j.Cap)
+	}
+	g.copied = g.index.Propose(nil, most, g.gate.Allowed())
+}
+
+// room is how many drafts can be used.
+func (g *generation) room() int { return g.j.MaxTokens - len(g.out.Tokens) - 1 }
+
+// propose begins a round, after look: drafts, at most budget of them (below 0 = as
 // many as the job allows), and with them the rows to verify.
 func (g *generation) propose(budget int) (err error) {
 	j := &g.j
 	pending := g.out.Tokens[len(g.out.Tokens)-1]
-	room := j.MaxTokens - len(g.out.Tokens) - 1 // drafts beyond this cannot be used
 	rd := Round{Index: g.out.Rounds, Pending: pending, Source: Plain}
+	if budget < 0 {
+		budget = math.MaxInt
+	}
 
 	g.prop = draft.Proposal{}
-	if g.index != nil {
-		most := room
-		if j.Mode == Lookup && j.Cap > 0 {
-			most = min(most, j.Cap)
-		}
-		if budget >= 0 {
-			most = min(most, budget)
-		}
-		if copied := g.index.Propose(nil, most, g.gate.Allowed()); len(copied) > 0 {
-			g.prop.Tokens, g.prop.Drafted = copied, copied
-			rd.Source = FromLookup
-		}
+	if copied := g.copied[:min(len(g.copied), budget)]; len(copied) > 0 {
+		g.prop.Tokens, g.prop.Drafted = copied, copied
+		rd.Source = FromLookup
 	}
-	rd.Cap = g.cap()
-	if budget >= 0 {
-		rd.Cap = min(rd.Cap, budget)
-	}
-	if j.Mode == Draft && rd.Source == Plain && min(rd.Cap, room) > 0 {
-		g.prop, err = g.drafts.Propose(draft.Request{Pending: pending, Cap: min(rd.Cap, room), Threshold: j.Threshold, Sampler: g.sampler, Temperature: j.Params.Temperature, Rand: g.rand, Stop: &g.stop})
+	rd.Cap = min(g.cap(), budget)
+	g.late.wait = rd.Cap == 0 && budget == 0
+	if n := min(rd.Cap, g.room()); j.Mode == Draft && len(g.copied) == 0 && n > 0 {
+		if err := g.catchUp(); err != nil {
+			return err
+		}
+		g.prop, err = g.drafts.Propose(draft.Request{Pending: pending, Cap: n, Threshold: j.Threshold, Sampler: g.sampler, Temperature: j.Params.Temperature, Rand: g.rand, Stop: &g.stop})
 		if err != nil {
 			return err
 		}
@@ -278,6 +296,12 @@ func (g *generation) roundOn(alone bool) (done bool) {
 	rd.Choice = append([]int32(nil), g.share.best...)
 	for _, t := range g.next {
 		rd.Committed = append(rd.Committed, t.ID)
+	}
+	switch rd.Source {
+	case FromDrafter:
+		g.drafted.learn(&g.r.drafted, len(g.prop.Tokens), g.n)
+	case FromLookup:
+		g.copies.learn(&g.r.copies, len(g.prop.Tokens), g.n)
 	}
 	g.out.Rounds++
 	g.out.RolledBack += rd.RolledBack
@@ -418,6 +442,9 @@ func (g *generation) report(rd Round) {
 // otherwise a later request starts the drafter's context anew.
 func (g *generation) end() {
 	var own *cache.Seq
+	if g.drafts != nil && g.good && g.catchUp() != nil {
+		g.good = false
+	}
 	if g.drafts != nil && g.good {
 		s, err := g.drafts.Finish(nil)
 		own, g.good = s, err == nil
@@ -425,6 +452,7 @@ func (g *generation) end() {
 		g.drafts.Close()
 	}
 	defer func() {
+		g.late.close()
 		g.seq.Close()
 		own.Close()
 		if g.reuse != nil {

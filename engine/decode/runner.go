@@ -7,6 +7,7 @@ import (
 
 	"sparkbar/engine/arch"
 	"sparkbar/engine/cache"
+	"sparkbar/engine/calibrate"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/draft"
 )
@@ -22,6 +23,10 @@ type Runner struct {
 	active []*generation // those that read a prompt take turns from the front
 	last   *arch.Adapter // of the step before
 	chunk  int           // rows of prompt beside rows of answers
+
+	costs           *calibrate.Costs // nil = drafts are not shared out
+	drafted, copies acceptance       // of all jobs
+	shared          int              // steps whose drafts were shared out
 }
 
 // New returns a runner for a model and, if there is one, its drafter, which the
@@ -32,7 +37,7 @@ func New(b compute.Backend, m *arch.Model, d draft.Drafter, o Options) (*Runner,
 	if err != nil {
 		return nil, err
 	}
-	r := &Runner{drafter: d, store: cache.NewStore(o.Stored), opts: o, now: time.Now, chunk: min(o.Chunk, firstChunk),
+	r := &Runner{drafted: acceptance{p: calibrate.DerivedAcceptance}, copies: acceptance{p: calibrate.DerivedAcceptance}, drafter: d, store: cache.NewStore(o.Stored), opts: o, now: time.Now, chunk: min(o.Chunk, firstChunk),
 		t: target{b: b, model: m, cache: c, params: compute.NewParams(b), s: compute.NewScratch(b)}}
 	c.Evict = r.store.Evict
 	if d != nil {

@@ -47,7 +47,8 @@ func (r *Runner) Start(ctx context.Context, j Job, over func(Outcome, error)) er
 	if len(r.active) >= r.opts.Running || need > r.opts.Positions {
 		return ErrBusy
 	}
-	g := &generation{r: r, j: j, ctx: ctx, model: r.t.model.WithAdapter(j.Adapter), began: r.now(), sampler: sample.NewSampler(j.Params), penalties: sample.NewPenalizer(j.Params, j.Prompt), rand: j.Rand}
+	g := &generation{r: r, j: j, ctx: ctx, model: r.t.model.WithAdapter(j.Adapter), began: r.now(), sampler: sample.NewSampler(j.Params), penalties: sample.NewPenalizer(j.Params, j.Prompt), rand: j.Rand,
+		drafted: acceptance{p: r.drafted.p}, copies: acceptance{p: r.copies.p}}
 	if g.rand == nil {
 		seed := sample.RandomSeed()
 		if j.Params.Seed != nil {
@@ -99,14 +100,7 @@ func (r *Runner) Step() {
 		}
 	}
 	batch, mixed := r.gather()
-	// Whatever a drafter has not yet read of the last forward goes with the next.
-	for _, g := range slices.Clone(r.active) {
-		if g.drafts != nil {
-			if err := g.drafts.Flush(&g.stop); err != nil {
-				r.finish(g, err)
-			}
-		}
-	}
+	r.flush()
 	for _, g := range batch {
 		if err := g.seq.Reserve(len(g.share.ids)); err != nil {
 			r.finish(g, err)
@@ -157,6 +151,18 @@ func (r *Runner) Step() {
 	}
 }
 
+// flush lets drafters read what they have not yet read of the last forward, which
+// goes with the next.
+func (r *Runner) flush() {
+	for _, g := range slices.Clone(r.active) {
+		if g.drafts != nil {
+			if err := g.drafts.Flush(&g.stop); err != nil {
+				r.finish(g, err)
+			}
+		}
+	}
+}
+
 // gather chooses the jobs of the coming step and plans their rows, answers first.
 // mixed says that there are rows of both kinds.
 func (r *Runner) gather() (batch []*generation, mixed bool) {
@@ -169,7 +175,11 @@ func (r *Runner) gather() (batch []*generation, mixed bool) {
 		}
 	}
 	for _, g := range ready {
-		if err := g.propose(-1); err != nil {
+		g.look()
+	}
+	budget := r.budget(ready)
+	for i, g := range ready {
+		if err := g.propose(budget[i]); err != nil {
 			r.finish(g, err)
 			continue
 		}

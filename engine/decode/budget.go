@@ -1,0 +1,160 @@
+package decode
+
+import (
+	"sparkbar/engine/calibrate"
+	"sparkbar/engine/compute"
+)
+
+// acceptance is how often drafts are accepted, given that all before them in
+// their block were.
+type acceptance struct {
+	p   float64
+	obs int
+}
+
+// Numbers behind acceptances and budgets.
+const (
+	slowAcceptance = 0.05 // weight of a new observation, once there are many
+	ownAcceptance  = 8    // observations after which a job's own count, not those of all
+	probeEvery     = 32   // shared steps without drafts between two with some
+	probeCap       = 2
+)
+
+func (a *acceptance) observe(x float64) {
+	a.obs++
+	a.p += max(slowAcceptance, 1/float64(a.obs+1)) * (x - a.p)
+}
+
+// learn takes a round in, for a job and for all.
+func (a *acceptance) learn(all *acceptance, drafts, accepted int) {
+	for _, x := range []*acceptance{a, all} {
+		for range accepted {
+			x.observe(1)
+		}
+		if accepted < drafts {
+			x.observe(0)
+		}
+	}
+}
+
+func (a *acceptance) of(all acceptance) float64 {
+	if a.obs < ownAcceptance {
+		return all.p
+	}
+	return a.p
+}
+
+// SetCosts gives the runner the measured costs of this machine (see Measure), by
+// which it shares out drafts when several jobs answer at once: between deeper
+// drafts of some and none at all. Nil, as at first: each keeps its own cap.
+func (r *Runner) SetCosts(c *calibrate.Costs) { r.costs = c }
+
+// budget says how many drafts each of the jobs may have in the coming step, below
+// 0 as many as it wants. A job that is alone is left to its own cap and
+// controller; so are the drafts of one whose seed promises the same tokens again,
+// since what is drawn depends on how much was drafted.
+func (r *Runner) budget(jobs []*generation) []int {
+	out := make([]int, len(jobs))
+	for i := range out {
+		out[i] = -1
+	}
+	if r.costs == nil || len(jobs) < 2 {
+		return out
+	}
+	streams := make([]calibrate.Stream, len(jobs))
+	pinned := func(g *generation) bool {
+		return g.j.Params.Seed != nil && !g.sampler.Greedy() && g.j.Controller == nil
+	}
+	var able []int // could draft
+	for i, g := range jobs {
+		s := calibrate.Stream{P: g.drafted.of(r.drafted), Most: min(g.cap(), g.room())}
+		if len(g.copied) > 0 {
+			s = calibrate.Stream{P: g.copies.of(r.copies), Most: len(g.copied), Copies: true}
+		} else if s.Most > 0 {
+			able = append(able, i)
+		}
+		if pinned(g) {
+			s.Least = s.Most
+		}
+		streams[i] = s
+	}
+	counts := r.costs.Share(streams)
+	drafting := false
+	for _, i := range able {
+		drafting = drafting || counts[i] > 0
+	}
+	if r.shared++; !drafting && len(able) > 0 && r.shared%probeEvery == 0 { // texts change
+		i := able[r.shared/probeEvery%len(able)]
+		counts[i] = min(probeCap, streams[i].Most)
+	}
+	for i, g := range jobs {
+		if !pinned(g) {
+			out[i] = counts[i]
+		}
+	}
+	return out
+}
+
+// late is what a drafter that gets no drafts for a while will read of the target's
+// rows when it does: all at once.
+type late struct {
+	wait bool // the step gives it no drafts
+	ids  []int32
+	rows compute.View // [lateRows, taps*hidden]
+	mem  *compute.Scratch
+}
+
+// lateRows is how many rows are put off at most.
+const lateRows = 64
+
+func (l *late) close() {
+	if l.mem != nil {
+		l.mem.Close()
+	}
+}
+
+// postpone puts off what the drafter is to observe: the first n rows of the step.
+func (g *generation) postpone(fused compute.View, n int) error {
+	l := &g.late
+	if len(l.ids)+n > lateRows {
+		if err := g.catchUp(); err != nil {
+			return err
+		}
+		if err := g.drafts.Flush(&g.stop); err != nil {
+			return err
+		}
+		if n > lateRows {
+			return g.drafts.Observe(g.share.ids[:n], fused, &g.stop)
+		}
+	}
+	if fused.Given() {
+		if l.mem == nil {
+			mem := compute.NewScratch(g.r.t.b)
+			rows, err := mem.F32(lateRows, fused.Cols)
+			if err != nil {
+				return err
+			}
+			l.mem, l.rows = mem, rows
+		}
+		for i := range n {
+			copy(l.rows.F32(len(l.ids)+i), fused.F32(i))
+		}
+	}
+	l.ids = append(l.ids, g.share.ids[:n]...)
+	return nil
+}
+
+// catchUp lets the drafter observe what was put off.
+func (g *generation) catchUp() error {
+	l := &g.late
+	if len(l.ids) == 0 {
+		return nil
+	}
+	rows := l.rows
+	if rows.Given() {
+		rows = rows.Slice(0, len(l.ids))
+	}
+	ids := l.ids
+	l.ids = l.ids[:0]
+	return g.drafts.Observe(ids, rows, &g.stop)
+}
