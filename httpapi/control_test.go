@@ -3,6 +3,7 @@ package httpapi
 import (
 	"encoding/json"
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strconv"
@@ -444,9 +445,9 @@ func TestSettingsRoutes(t *testing.T) {
 func TestDownloadStatus(t *testing.T) {
 	e := enginetest.New(enginetest.Say("x"))
 	e.SetStatus(engine.Status{State: engine.StateDownloading, Loading: &engine.LoadProgress{Model: "org/m", BytesDone: 5, BytesTotal: 10,
-		Download: &engine.Download{Repo: "org/m", State: "downloading", BytesDone: 5, BytesTotal: 10, BytesPerSecond: 2.5, ETA: 2 * time.Second}}})
+		Download: &engine.Download{ID: "dl_1", Model: "org/m", Repo: "org/m", State: "downloading", BytesDone: 5, BytesTotal: 10, BytesPerSecond: 2.5, ETA: 2 * time.Second}}})
 	s := New(e, Options{})
-	want := `"download":{"repo":"org/m","bytes_done":5,"bytes_total":10,"state":"downloading","bytes_per_second":2.5,"eta_seconds":2}`
+	want := `"download":{"repo":"org/m","bytes_done":5,"bytes_total":10,"state":"downloading","bytes_per_second":2.5,"eta_seconds":2,"id":"dl_1","model":"org/m","error":null}`
 	for _, path := range []string{"/health", "/admin/status"} {
 		if w := call(s, "GET", path, ""); !strings.Contains(w.Body.String(), want) || !strings.Contains(w.Body.String(), `"phase":"loading"`) {
 			t.Errorf("%s: %s", path, w.Body)
@@ -456,4 +457,79 @@ func TestDownloadStatus(t *testing.T) {
 	if w := call(s, "POST", "/admin/load", `{"model":"org/m"}`); w.Code != 502 || !strings.Contains(w.Body.String(), "cannot be reached") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
+}
+
+// TestDownloadRoutes: a download is started, paused, resumed and cancelled by
+// its id; the status lists what is under way, and events tell.
+func TestDownloadRoutes(t *testing.T) {
+	e := enginetest.New(enginetest.Say("x"))
+	s := New(e, Options{})
+	sub := e.Bus.Subscribe(16)
+	defer sub.Close()
+	for _, c := range []struct {
+		method, path, body string
+		status             int
+		want               string
+	}{
+		{"GET", "/admin/downloads", "", 200, `{"downloads":[]}`},
+		{"GET", "/admin/status", "", 200, `{"ready":true,"loading":false,"model":"tiny-chat","error":null}`},
+		{"POST", "/admin/downloads", `{}`, 400, "a download needs a 'model'"},
+		{"POST", "/admin/downloads", `{"model":5}`, 400, "a download needs a 'model'"},
+		{"POST", "/admin/downloads", `{"model":"org/m","drafter":"yes"}`, 400, "'drafter' must be a boolean"},
+		{"POST", "/admin/downloads", `{"model":" org/m "}`, 202, `{"repo":"org/m","bytes_done":0,"bytes_total":null,"state":"planning","bytes_per_second":0,"eta_seconds":null,"id":"dl_org_m","model":"org/m","error":null}`},
+		{"GET", "/admin/status", "", 200, `"downloads":[{"repo":"org/m"`},
+		{"POST", "/admin/downloads/dl_org_m/pause", "", 200, `"state":"paused"`},
+		{"POST", "/admin/downloads/dl_org_m/resume", "{}", 200, `"state":"downloading"`},
+		{"POST", "/admin/downloads/dl_org_m/cancel", `{"cleanup":1}`, 400, "'cleanup' must be a boolean"},
+		{"POST", "/admin/downloads/dl_org_m/cancel", `{"cleanup":true}`, 200, `"error":"cancelled, cleanup true"`},
+		{"POST", "/admin/downloads/dl_org_m/cancel", "", 404, "GET /admin/downloads"},
+		{"POST", "/admin/downloads/x/pause", "", 404, "no download 'x'"},
+		{"GET", "/admin/downloads", "", 200, `"state":"cancelled"`},
+		{"GET", "/admin/status", "", 200, `"error":null}`},
+		{"GET", "/admin/downloads/x/pause", "", 405, "use POST"},
+	} {
+		w := call(s, c.method, c.path, c.body)
+		if w.Code != c.status || !strings.Contains(w.Body.String(), c.want) {
+			t.Errorf("%s %s %s: %d %s, want %d with %s", c.method, c.path, c.body, w.Code, w.Body, c.status, c.want)
+		}
+	}
+	e.FailLoads(&engine.Error{Kind: engine.ErrDownload, Message: "this server downloads nothing"})
+	if w := call(s, "POST", "/admin/downloads", `{"model":"org/m"}`); w.Code != 502 || !strings.Contains(w.Body.String(), "downloads nothing") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	for _, state := range []string{"paused", "downloading", "cancelled"} {
+		ev, err := sub.Next(t.Context())
+		if d, ok := ev.Data.(engine.Download); err != nil || !ok || d.State != state {
+			t.Errorf("%+v %v, want %s", ev, err, state)
+		}
+	}
+}
+
+// TestSetAccess: keys, hosts and origins change while the server runs.
+func TestSetAccess(t *testing.T) {
+	s := New(enginetest.New(enginetest.Say("x")), Options{Keys: []string{"old"}})
+	try := func(key, host, origin string) int {
+		r := httptest.NewRequest("GET", "/v1/models", nil)
+		r.Host = host
+		r.Header.Set("X-Api-Key", key)
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, r)
+		return w.Code
+	}
+	const page = "https://app.example"
+	check := func(when string, want ...int) {
+		t.Helper()
+		got := []int{try("old", "localhost", ""), try("new", "localhost", ""), try("old", "box.example", ""), try("new", "box.example", ""), try("new", "localhost", page)}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", when, got, want)
+		}
+	}
+	check("before", 200, 401, 403, 403, 403)
+	s.SetAccess([]string{"new"}, []string{"box.example"}, []string{page})
+	check("after", 401, 200, 401, 200, 200)
+	s.SetAccess(nil, nil, nil)
+	check("without", 200, 200, 403, 403, 403)
 }

@@ -139,11 +139,13 @@ func TestAdminEvents(t *testing.T) {
 		e.SetStatus(engine.Status{State: engine.StateLoading, Loading: &engine.LoadProgress{Model: "m", BytesDone: 3, BytesTotal: 9}})
 		e.SetStatus(engine.Status{State: engine.StateReady, Model: enginetest.Model()})
 		e.Bus.Publish("round", telemetry.Round{Req: "a"})
+		e.Bus.Publish("download", engine.Download{ID: "dl_1", Repo: "org/m", State: "paused"})
 		e.Bus.Publish("odd", func() {}) // cannot be written: left out
 		time.Sleep(6 * time.Second)
 		cancel()
 		match(t, (<-done).frames(), []string{`0s event: state` + "\n" + `data: {"status":"no_model"`, `0s "progress":{"model":"m","bytes_done":3,"bytes_total":9}`,
-			`0s data: {"status":"ok","model":"tiny-chat"`, `0s event: round`, "5s : keepalive\n\n"})
+			`0s data: {"status":"ok","model":"tiny-chat"`, `0s event: round`,
+			"0s event: download\ndata: " + `{"repo":"org/m","bytes_done":0,"bytes_total":null,"state":"paused"`, "5s : keepalive\n\n"})
 	})
 }
 

@@ -114,6 +114,8 @@ type Status struct {
 	Phase    string    `json:"phase"`
 	Progress *Progress `json:"progress"`
 	Download *Download `json:"download"` // while files are fetched
+	// Downloads are those under way, for loads and on their own.
+	Downloads []Download `json:"downloads"`
 }
 
 // Status asks where loading stands.

@@ -297,6 +297,29 @@ func TestControl(t *testing.T) {
 		if err := c.CancelRequest(ctx, "nobody"); !errors.As(err, &he) || he.Status != 404 || Absent(err) {
 			t.Errorf("%v", err)
 		}
+		e.Fetching = nil
+		started, err := c.StartDownload(ctx, "org/m", true)
+		if err != nil || started.ID == "" || started.Model != "org/m" {
+			t.Errorf("%+v %v", started, err)
+		}
+		if d, err := c.PauseDownload(ctx, started.ID); err != nil || d.State != "paused" {
+			t.Errorf("%+v %v", d, err)
+		}
+		if d, err := c.ResumeDownload(ctx, started.ID); err != nil || d.State != "downloading" {
+			t.Errorf("%+v %v", d, err)
+		}
+		if st, err := c.Status(ctx); err != nil || len(st.Downloads) != 1 || st.Downloads[0].ID != started.ID {
+			t.Errorf("%+v %v", st, err)
+		}
+		if d, err := c.CancelDownload(ctx, started.ID, true); err != nil || d.State != "cancelled" || !strings.Contains(d.Error, "cleanup true") {
+			t.Errorf("%+v %v", d, err)
+		}
+		if list, err := c.Downloads(ctx); err != nil || len(list) != 1 || list[0].State != "cancelled" {
+			t.Errorf("%+v %v", list, err)
+		}
+		if _, err := c.PauseDownload(ctx, "no such one"); !errors.As(err, &he) || he.Status != 404 || Absent(err) {
+			t.Errorf("%v", err)
+		}
 		if _, err := c.Settings(ctx); !Absent(err) {
 			t.Errorf("a server without settings: %v", err)
 		}
