@@ -130,6 +130,7 @@ type Parser struct {
 	marker  string // in a call: its start marker
 	scanned int    // in a call: how much of buf holds no end marker
 	retries int
+	skipped int    // in a call with retries: where the first end marker stood
 	looked  int    // in a call: the length of the block when last looked at
 	header  string // in a channel: its header
 	tool    string // in a channel that is a tool call: the function
@@ -445,8 +446,15 @@ func (p *Parser) stepCall(final bool) bool {
 			body := p.buf[:i]
 			calls, err := p.parse(formats, body)
 			if err != nil && p.retries < maxEndRetries && inValue(formats, body) {
+				if p.retries == 0 {
+					p.skipped = i
+				}
 				p.retries++
 				continue
+			}
+			if err != nil && p.retries > 0 {
+				p.breakCall(formats, end)
+				return true
 			}
 			p.buf = p.buf[i+len(end):]
 			p.closeCall(calls, err, p.marker+body+end)
@@ -458,13 +466,26 @@ func (p *Parser) stepCall(final bool) bool {
 		return false
 	}
 	body := p.buf
-	p.buf = ""
 	calls, err := p.parse(formats, body)
+	if err != nil && p.retries > 0 {
+		p.breakCall(formats, end)
+		return true
+	}
+	p.buf = ""
 	if err != nil && end != "" {
 		err = fmt.Errorf("the call is cut off before %s: %w", end, err)
 	}
 	p.closeCall(calls, err, p.marker+body)
 	return true
+}
+
+// breakCall ends a block whose argument never ended at the first end marker,
+// which was no part of it then. What follows is read anew.
+func (p *Parser) breakCall(formats []*toolFormat, end string) {
+	body := p.buf[:p.skipped]
+	_, err := p.parse(formats, body)
+	p.buf = p.buf[p.skipped+len(end):]
+	p.closeCall(nil, err, p.marker+body+end)
 }
 
 func inValue(formats []*toolFormat, body string) bool {
