@@ -3,7 +3,7 @@ GO      ?= go
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-.PHONY: build run setup setup-cross lint test race soak bench cross app clean
+.PHONY: build run setup setup-cross web lint test race soak bench cross app clean
 
 build:
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o build/sparkbar ./app
@@ -18,6 +18,13 @@ setup:
 	engine/testdata/smollm2/setup.sh build/smollm2
 	engine/models/testdata/setup.sh build/huggingface
 	httpapi/testdata/clients/setup.sh build/clients
+	resources/web/setup.sh build/web
+
+# Builds the dashboard that is embedded, from resources/web/src.
+web:
+	resources/web/setup.sh build/web
+	cp -r resources/web/src resources/web/build.mjs resources/web/tsconfig.json build/web
+	cd build/web && node_modules/.bin/tsc --noEmit && node build.mjs $(CURDIR)/resources/web/dist
 
 lint:
 	@test -z "$$(gofmt -l app engine httpapi metalkern resources packaging)" || { gofmt -l app engine httpapi metalkern resources packaging; echo 'run gofmt -w on these files'; exit 1; }
