@@ -99,7 +99,7 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	places, hub, hubErr := storage(v)
 	o := engine.Options{Version: version, Backend: backend, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
-		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), Slots: slots, Memory: machine.ReadMemory, Chip: machine.ReadChip(),
+		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), Slots: slots, Memory: machine.ReadMemory, Thermal: machine.ReadThermal, Chip: machine.ReadChip(),
 		Disk: disk, Arithmetic: fmt.Sprintf("exact=%v %s", v.GetBool("exact"), strings.Join(cpu.Levels(), ",")),
 		Findings: func() []engine.Finding { return append(findings(v.now(), hubErr), diskFindings(disk, diskErr)...) }}
 	o.Bandwidth = func() machine.Bandwidth {

@@ -28,6 +28,7 @@ const (
 type facts struct {
 	chip     machine.Chip
 	memory   machine.Memory
+	thermal  machine.Thermal
 	places   models.Places
 	list     []models.Model
 	model    *ModelInfo
@@ -53,6 +54,9 @@ func (e *Engine) Doctor() []Finding {
 	}}
 	if e.opts.Memory != nil {
 		f.memory = e.opts.Memory()
+	}
+	if e.opts.Thermal != nil {
+		f.thermal = e.opts.Thermal()
 	}
 	if hub := f.places.Hub; hub != "" {
 		f.diskFree, f.writable = machine.DiskFree(hub), machine.Writable(hub)
@@ -89,6 +93,13 @@ func (f *facts) examine() []Finding {
 	}
 	if m.Total > 0 && m.SwapUsed > m.Total/muchSwap {
 		add(LevelAttention, "swap", "close other programs; a model that is swapped out answers very slowly", "%.1f GB of swap space are in use", float64(m.SwapUsed)/gib)
+	}
+	if t := f.thermal; t.Heat == machine.Serious || t.Heat == machine.Scorched {
+		hot := ""
+		if t.Celsius > 0 {
+			hot = fmt.Sprintf(", %.0f °C", t.Celsius)
+		}
+		add(LevelAttention, "thermal", "let air to it, take heavy programs away, or on a laptop plug it in", "the machine is so hot (%s%s) that it runs slower than it could", t.Heat, hot)
 	}
 	if f.chip.AppleSilicon() && m.Total >= 16*gib && m.WiredLimitMB == 0 {
 		add(LevelAttention, "wired_limit", fmt.Sprintf("sudo sysctl iogpu.wired_limit_mb=%d", (m.Total>>20)/wiredShare*3), "the GPU may use the system's default share of memory only")

@@ -26,6 +26,7 @@ func TestExamine(t *testing.T) {
 		"small_memory":    func(f *facts) { f.memory.Total = 8 * gib },
 		"memory_pressure": func(f *facts) { f.memory.Pressure = machine.Critical },
 		"swap":            func(f *facts) { f.memory.SwapUsed = 20 * gib },
+		"thermal":         func(f *facts) { f.thermal = machine.Thermal{Heat: machine.Serious, Celsius: 97} },
 		"wired_limit":     func(f *facts) { f.chip.OS, f.chip.Arch = "darwin", "arm64" },
 		"cache_read_only": func(f *facts) { f.writable = false },
 		"disk":            func(f *facts) { f.diskFree = gib },

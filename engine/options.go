@@ -42,6 +42,8 @@ type Options struct {
 
 	// Memory reads the machine's memory; nil = no fit check, no guard.
 	Memory func() machine.Memory
+	// Thermal reads how hot the machine is; nil = that is not known.
+	Thermal func() machine.Thermal
 	// Bandwidth tells how fast memory is read; called once, at the first load.
 	// nil = no ceilings are reported.
 	Bandwidth func() machine.Bandwidth

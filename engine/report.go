@@ -36,6 +36,7 @@ func (e *Engine) PrefixCache() bool { return e.opts.Slots > 0 }
 type MachineInfo struct {
 	Chip      machine.Chip
 	Memory    machine.Memory
+	Thermal   machine.Thermal
 	Bandwidth machine.Bandwidth // zero before the first load, or if unknown
 	// Resident and Peak are the bytes of this process, now and at most; 0 =
 	// unknown.
@@ -47,6 +48,9 @@ func (e *Engine) Machine() MachineInfo {
 	m := MachineInfo{Chip: e.opts.Chip, Memory: machine.Memory{Pressure: machine.Unknown}, Resident: machine.Resident(), Peak: machine.PeakResident()}
 	if e.opts.Memory != nil {
 		m.Memory = e.opts.Memory()
+	}
+	if e.opts.Thermal != nil {
+		m.Thermal = e.opts.Thermal()
 	}
 	e.mu.Lock()
 	m.Bandwidth = e.bandwidth

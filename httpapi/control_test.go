@@ -99,6 +99,7 @@ func busy() *enginetest.Engine {
 	e.SetStatus(st)
 	e.Info = engine.MachineInfo{Chip: machine.Chip{Name: "Test chip", Cores: 4, OS: "linux", Arch: "amd64", OSVersion: "1"}, Resident: 1 << 30, Peak: 2 << 30,
 		Bandwidth: machine.Bandwidth{GBs: 100, MeasuredAt: time.Unix(1000, 0), Method: "scan"},
+		Thermal:   machine.Thermal{Heat: machine.Fair, Celsius: 81.25},
 		Memory:    machine.Memory{Total: 64 << 30, Available: 32 << 30, SwapTotal: 5, SwapUsed: 2, Pressure: machine.Warn, PressureLevel: 2}}
 	var cal engine.Calibration
 	if err := json.Unmarshal([]byte(`{"Key":"v1|x","verify":{"1":20,"2":21,"4":30},"drafter":5,"overhead":1.5}`), &cal); err != nil {
@@ -149,7 +150,8 @@ func TestControlShapes(t *testing.T) {
 	}
 	// 1e9 bytes of weights and 1000 a token at 100 GB/s; a plain step of 20 ms at 512.
 	for keys, want := range map[string]any{"roofline.at_zero.ceiling_tps": 100.0, "baseline.step_ms": 20.0, "baseline.mbu": 0.5003, "verdict.level": "problem",
-		"guard.pending": "warn", "guard.last_shed.action": "x", "memory.free_percent": 50.0, "bandwidth.gb_s": 100.0, "bandwidth.source": "measured"} {
+		"guard.pending": "warn", "guard.last_shed.action": "x", "memory.free_percent": 50.0, "bandwidth.gb_s": 100.0, "bandwidth.source": "measured",
+		"thermal.state": "fair", "thermal.celsius": 81.3} {
 		if got := at("/machine", keys); got != want {
 			t.Errorf("/machine %s is %v, want %v", keys, got, want)
 		}
@@ -176,6 +178,10 @@ func TestControlShapes(t *testing.T) {
 		if got := at("/machine", key); got != nil {
 			t.Errorf("/machine %s is %v without a model", key, got)
 		}
+	}
+	e.Info.Thermal = machine.Thermal{}
+	if at("/machine", "thermal.state") != nil || at("/machine", "thermal.celsius") != nil {
+		t.Error("a temperature that nobody knows")
 	}
 	if at("/machine", "chip.name") != "Test chip" || at("/machine", "guard.enabled") != false {
 		t.Error("chip or guard")

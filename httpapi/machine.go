@@ -98,6 +98,20 @@ func bandwidthOf(m engine.MachineInfo) bandwidthInfo {
 	return b
 }
 
+// thermalInfo is how hot the machine is; null = the system does not tell.
+type thermalInfo struct {
+	State   *string  `json:"state"`   // nominal, fair, serious, critical
+	Celsius *float64 `json:"celsius"` // of the hottest part
+}
+
+func thermalOf(m engine.MachineInfo) thermalInfo {
+	t := thermalInfo{State: optional(string(m.Thermal.Heat))}
+	if c := tenths(m.Thermal.Celsius); c > 0 {
+		t.Celsius = &c
+	}
+	return t
+}
+
 // machineReply is GET /machine. Everything about a model is null without one.
 type machineReply struct {
 	Chip      telemetry.Chip      `json:"chip"`
@@ -108,6 +122,7 @@ type machineReply struct {
 	Baseline  *telemetry.Baseline `json:"baseline"`
 	Verdict   *telemetry.Verdict  `json:"verdict"`
 	Guard     guardInfo           `json:"guard"`
+	Thermal   thermalInfo         `json:"thermal"`
 	Cores     int                 `json:"cores"`
 	OS        string              `json:"os"`
 	Arch      string              `json:"arch"`
@@ -142,7 +157,7 @@ type rooflineReply struct {
 func (s *Server) machine(c *gin.Context) *apiError {
 	st, info := s.engine.Status(), s.engine.Machine()
 	r := machineReply{Chip: telemetry.LookupChip(info.Chip.Name, 0), Bandwidth: bandwidthOf(info),
-		Memory: machineMemory{systemMemoryOf(info), allocatorOf(info, st.Model, s.engine.Gauges())}, Guard: guardOf(st.Guard),
+		Memory: machineMemory{systemMemoryOf(info), allocatorOf(info, st.Model, s.engine.Gauges())}, Guard: guardOf(st.Guard), Thermal: thermalOf(info),
 		Cores: info.Chip.Cores, OS: info.Chip.OS, Arch: info.Chip.Arch}
 	if m := st.Model; m != nil {
 		r.Model = &machineModel{Target: m.Target, Drafter: optional(m.Drafter), Mode: m.Mode, TargetWeights: m.Weights,

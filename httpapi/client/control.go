@@ -165,6 +165,10 @@ type Machine struct {
 		FreePercent   int    `json:"free_percent"`
 		SwapUsedBytes int64  `json:"swap_used_bytes"`
 	} `json:"memory"`
+	Thermal struct {
+		State   string  `json:"state"`   // nominal, fair, serious, critical; "" = not known
+		Celsius float64 `json:"celsius"` // 0 = not known
+	} `json:"thermal"`
 	Roofline *struct {
 		Last struct {
 			Context    int     `json:"context"`
