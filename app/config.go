@@ -109,6 +109,7 @@ func modelFlags(cmd *cobra.Command) {
 	f.StringSlice("hub-hosts", nil, "further hosts that the hub may redirect downloads to")
 	f.String("hub-ca", "", "file of certificates trusted for downloads besides the system's")
 	f.Float64("memory-bandwidth", 0, "GB/s at which memory is read, for the roofline (0 = measured once)")
+	f.String("calibrations", "", "file that keeps what rounds cost on this machine (default: in the user's cache folder)")
 	f.Int("threads", 0, "threads of the CPU backend (0 = all cores)")
 	f.Bool("exact", false, "float32 arithmetic everywhere (slower)")
 	f.String("backend", "cpu", "cpu or reference")

@@ -15,7 +15,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	for key, value := range map[string]string{"SPARKBAR_CONFIG": filepath.Join(dir, "config.yaml"), "HF_HUB_CACHE": filepath.Join(dir, "hub"),
-		"OLLAMA_MODELS": filepath.Join(dir, "ollama"), "SPARKBAR_MEMORY_BANDWIDTH": "10", "SPARKBAR_PREFIX_CACHE_DIR": filepath.Join(dir, "prefixes")} {
+		"OLLAMA_MODELS": filepath.Join(dir, "ollama"), "SPARKBAR_MEMORY_BANDWIDTH": "10", "SPARKBAR_PREFIX_CACHE_DIR": filepath.Join(dir, "prefixes"), "SPARKBAR_CALIBRATIONS": filepath.Join(dir, "calibration.json")} {
 		os.Setenv(key, value)
 	}
 	code := m.Run()

@@ -112,6 +112,12 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 		}
 		return machine.MeasuredBandwidth(filepath.Join(dir, "sparkbar", "machine.json"), o.Chip)
 	}
+	o.Threads = v.GetInt("threads")
+	if o.Calibrations = v.GetString("calibrations"); o.Calibrations == "" {
+		if dir, err := os.UserCacheDir(); err == nil {
+			o.Calibrations = filepath.Join(dir, "sparkbar", "calibration.json")
+		}
+	}
 	return engine.New(o), nil
 }
 

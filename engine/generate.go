@@ -176,6 +176,9 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	if e.random != nil && p.Seed != nil {
 		j.Rand = e.random(*p.Seed)
 	}
+	if k.derived {
+		j.Cap = l.capAt(len(ids))
+	}
 	if n := req.MaxDraft; n != nil && *n == 0 {
 		j.Mode, j.Cap, j.Lookup, j.Controller = decode.Baseline, 0, false, nil
 	} else if n != nil && j.Mode == decode.Draft {

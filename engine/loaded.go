@@ -50,7 +50,9 @@ type loaded struct {
 	totals telemetry.Totals
 
 	costs atomic.Pointer[calibrate.Costs] // of its rounds, nil = not measured
-	gauge atomic.Pointer[Gauges]          // as of the latest generation
+	// costFile keeps them under costKey; "" = nothing does.
+	costFile, costKey string
+	gauge             atomic.Pointer[Gauges] // as of the latest generation
 
 	jobs  chan func()
 	users sync.WaitGroup // generations that hold the model
@@ -62,6 +64,7 @@ type loaded struct {
 type controls struct {
 	mode       decode.Mode
 	cap        int
+	derived    bool // cap comes from measured costs
 	threshold  float64
 	lookup     bool
 	maxContext int
@@ -359,6 +362,14 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 		defer close(l.freed)
 		l.serve()
 	}()
+	if e.opts.Calibrations != "" && d != nil && value(r.MaxDraft, 0) == 0 {
+		l.costFile, l.costKey = e.opts.Calibrations, e.costKey(l)
+		l.do(func() { err = l.recall(ctx, r.MaxDraft == nil && mode != "draft") })
+		if err != nil {
+			close(l.jobs)
+			return nil, loadError(err)
+		}
+	}
 	if d != nil && r.MaxDraft != nil && *r.MaxDraft == 0 {
 		l.do(func() { l.controls.controller, err = l.newController(ctx) })
 		if err != nil {

@@ -64,6 +64,14 @@ type Options struct {
 	// backend's flags and kernels. What is kept on disk holds for one of them.
 	Arithmetic string
 
+	// Calibrations is the file that keeps what rounds cost on this machine. With it
+	// the number of drafts per round follows from the costs where nobody has said
+	// one; "" = it is the drafter's most, and costs are measured for each load that
+	// asks for them.
+	Calibrations string
+	// Threads of the backend, 0 = all cores; costs hold for one number of them.
+	Threads int
+
 	// Findings are conditions that only the owner of the process can know, for
 	// Engine.Doctor; nil = none.
 	Findings func() []Finding

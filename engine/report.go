@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"fmt"
-
 	"sparkbar/engine/cache"
 	"sparkbar/engine/calibrate"
 	"sparkbar/engine/machine"
@@ -81,25 +79,4 @@ func (e *Engine) swapUsed() int64 {
 		return 0
 	}
 	return int64(e.opts.Memory().SwapUsed)
-}
-
-// Calibration is what the rounds of the loaded model cost on this machine.
-type Calibration struct {
-	Key              string // names machine, pair and settings that it holds for
-	*calibrate.Costs        // nobody changes them
-}
-
-// Calibration returns nil where nothing was measured.
-func (e *Engine) Calibration() *Calibration {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.model == nil || e.model.costs.Load() == nil {
-		return nil
-	}
-	m := &e.model.info
-	key := fmt.Sprintf("v1|%s|sparkbar %s|%s|%s|%s|ctx%d", e.opts.Chip.Name, e.opts.Version, m.Mode, m.ID, modelID(m.Drafter), calibrate.BaseDepth)
-	if m.KVBits > 0 {
-		key += fmt.Sprintf("|kv%d", m.KVBits)
-	}
-	return &Calibration{key, e.model.costs.Load()}
 }

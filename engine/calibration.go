@@ -1,0 +1,181 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"sparkbar/engine/calibrate"
+)
+
+// Calibration is what the rounds of the loaded model cost on this machine.
+type Calibration struct {
+	Key              string // names machine, pair and settings that it holds for
+	*calibrate.Costs        // nobody changes them
+}
+
+// Calibration returns nil where nothing was measured.
+func (e *Engine) Calibration() *Calibration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.model == nil || e.model.costs.Load() == nil {
+		return nil
+	}
+	return &Calibration{e.model.costKey, e.model.costs.Load()}
+}
+
+// Calibrate measures the rounds of the loaded model anew, in about five seconds,
+// in which nothing else runs on it, and keeps the result for later loads.
+func (e *Engine) Calibrate(ctx context.Context) (*Calibration, error) {
+	e.mu.Lock()
+	l := e.model
+	if l == nil {
+		defer e.mu.Unlock()
+		return nil, e.noneLocked()
+	}
+	l.users.Add(1)
+	e.mu.Unlock()
+	defer l.users.Done()
+	var costs *calibrate.Costs
+	var err error
+	l.do(func() {
+		if costs, err = l.measureCosts(ctx); err == nil {
+			l.costs.Store(costs)
+		}
+	})
+	if err != nil {
+		return nil, generationError(ctx, err)
+	}
+	return &Calibration{l.costKey, costs}, nil
+}
+
+// costKey names all that costs depend on.
+func (e *Engine) costKey(l *loaded) string {
+	m := &l.info
+	key := fmt.Sprintf("v2|%s x%d|sparkbar %s|%s|%s|%s|%s|%s|ctx%d", e.opts.Chip.Name, e.opts.Chip.Cores, e.opts.Version, m.Backend, e.opts.Arithmetic, m.Mode, m.ID, modelID(m.Drafter), calibrate.BaseDepth)
+	if e.opts.Threads > 0 {
+		key += fmt.Sprintf("|t%d", e.opts.Threads)
+	}
+	if m.KVBits > 0 {
+		key += fmt.Sprintf("|kv%d", m.KVBits)
+	}
+	return key + "|" + l.print[:8]
+}
+
+// measureCosts measures and remembers. It runs on the model's goroutine.
+func (l *loaded) measureCosts(ctx context.Context) (*calibrate.Costs, error) {
+	costs, err := l.run.Measure(ctx)
+	if err == nil {
+		err = costs.Validate()
+	}
+	if err != nil {
+		return nil, err
+	}
+	if l.costFile != "" {
+		// A file that cannot be written only costs the next measurement.
+		_ = writeCalibration(l.costFile, l.costKey, calibration{*costs, time.Now().UTC().Truncate(time.Second)})
+	}
+	return costs, nil
+}
+
+// recall takes the costs of rounds from the file of calibrations, or measures
+// them. With derive they decide the number of drafts per round. It runs on the
+// model's goroutine.
+func (l *loaded) recall(ctx context.Context, derive bool) error {
+	costs := new(calibrate.Costs)
+	if c, ok := readCalibrations(l.costFile)[l.costKey]; ok {
+		*costs = c.Costs
+	} else {
+		var err error
+		if costs, err = l.measureCosts(ctx); err != nil {
+			return err
+		}
+	}
+	l.costs.Store(costs)
+	if derive {
+		k := &l.controls
+		k.derived = true
+		k.cap = costs.BestCap(calibrate.DerivedAcceptance, 0, l.run.Drafter().MaxDraft())
+		l.info.MaxDraft = k.cap
+	}
+	return nil
+}
+
+// capAt is the derived cap of a request with a prompt of n tokens.
+func (l *loaded) capAt(n int) int {
+	return l.costs.Load().CapAtDepth(l.controls.cap, calibrate.DerivedAcceptance, n, l.run.Drafter().MaxDraft())
+}
+
+// calibration is one entry of the file.
+type calibration struct {
+	calibrate.Costs
+	MeasuredAt time.Time `json:"measured_at"`
+}
+
+const (
+	maxCalibrations    = 64
+	maxCalibrationFile = 4 << 20
+)
+
+// readCalibrations reads the file. What is damaged in it does not exist.
+func readCalibrations(file string) map[string]calibration {
+	known := map[string]calibration{}
+	info, err := os.Stat(file)
+	if err != nil || info.Size() > maxCalibrationFile {
+		return known
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return known
+	}
+	var raw map[string]json.RawMessage
+	if json.Unmarshal(text, &raw) != nil {
+		return known
+	}
+	for key, text := range raw {
+		var c calibration
+		if json.Unmarshal(text, &c) == nil && c.Validate() == nil {
+			known[key] = c
+		}
+	}
+	return known
+}
+
+// writeCalibration adds an entry to the file; the oldest ones go when there are
+// many.
+func writeCalibration(file, key string, c calibration) error {
+	known := readCalibrations(file)
+	known[key] = c
+	for len(known) > maxCalibrations {
+		oldest := key
+		for k, v := range known {
+			if v.MeasuredAt.Before(known[oldest].MeasuredAt) {
+				oldest = k
+			}
+		}
+		delete(known, oldest)
+	}
+	text, err := json.MarshalIndent(known, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), file)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}

@@ -1,0 +1,88 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"sparkbar/engine"
+	"sparkbar/engine/compute"
+	"sparkbar/engine/cpu"
+)
+
+// TestCostsAreKept: the first load of a pair measures its rounds and derives the
+// number of drafts; later ones find both in the file, and Calibrate measures
+// again. The answers do not depend on it.
+func TestCostsAreKept(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "calibration.json")
+	x := expected(t)
+	load := func(r engine.LoadRequest) *engine.Engine {
+		t.Helper()
+		e := engine.New(engine.Options{Builtins: demoBuiltins(), Version: "test", Calibrations: file, Backend: func() (compute.Backend, error) { return cpu.New(cpu.Options{}) }})
+		t.Cleanup(func() { e.Close(context.Background()) })
+		r.Model, r.Warmup = "demo", ptr(false)
+		if _, err := e.LoadFrom(context.Background(), r); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	text := func(c *engine.Calibration) string {
+		t.Helper()
+		if c == nil {
+			t.Fatal("nothing was measured")
+		}
+		b, err := json.Marshal(c.Costs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Key + string(b)
+	}
+	e := load(engine.LoadRequest{Mode: "dspark"})
+	first := text(e.Calibration())
+	m := e.Status().Model
+	if most := 8; m.MaxDraft < 1 || m.MaxDraft > most {
+		t.Errorf("derived cap %d", m.MaxDraft)
+	}
+	res, err := e.Generate(context.Background(), x.request(0), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []int32
+	for _, tok := range res.Tokens {
+		ids = append(ids, tok.ID)
+	}
+	if !slices.Equal(ids, x.Prompts[0].Tokens) || res.Stats.Cap == nil || *res.Stats.Cap > m.MaxDraft {
+		t.Errorf("answer %v at cap %v, wants %v", ids, res.Stats.Cap, x.Prompts[0].Tokens)
+	}
+	if text(load(engine.LoadRequest{Mode: "dspark"}).Calibration()) != first {
+		t.Error("the second load measures again")
+	}
+	if text(load(engine.LoadRequest{Mode: "dspark", MaxDraft: ptr(0)}).Calibration()) != first {
+		t.Error("the controller does not work on the stored costs")
+	}
+	if c := load(engine.LoadRequest{Mode: "dflash"}).Calibration(); text(c) == first || c.Key == e.Calibration().Key {
+		t.Error("another drafter has the same costs")
+	}
+	if c := load(engine.LoadRequest{Mode: "dspark", MaxDraft: ptr(3)}).Status().Model; c.MaxDraft != 3 {
+		t.Errorf("a cap of 3 became %d", c.MaxDraft)
+	}
+	again, err := e.Calibrate(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text(again) == first || text(e.Calibration()) != text(again) {
+		t.Error("Calibrate did not measure")
+	}
+	if text(load(engine.LoadRequest{Mode: "dspark"}).Calibration()) != text(again) {
+		t.Error("what Calibrate measured is not kept")
+	}
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if load(engine.LoadRequest{Mode: "dspark"}).Calibration() == nil {
+		t.Error("a damaged file keeps a load from measuring")
+	}
+}
