@@ -149,6 +149,9 @@ func mergeJSON(old, add []byte) ([]byte, error) {
 	if len(bytes.TrimSpace(old)) == 0 {
 		return add, nil
 	}
+	if bytes.HasPrefix(bytes.TrimSpace(add), []byte("[")) {
+		return mergeList(old, add)
+	}
 	a, err := readOrdered(old)
 	if err != nil {
 		return nil, errors.New("it is not plain JSON")
@@ -167,6 +170,37 @@ func mergeJSON(old, add []byte) ([]byte, error) {
 	}
 	var out bytes.Buffer
 	if err := json.Indent(&out, x.encode(), "", "  "); err != nil {
+		return nil, err
+	}
+	out.WriteByte('\n')
+	return out.Bytes(), nil
+}
+
+// mergeList puts the product's entry, which add holds alone, into a list of
+// entries with names.
+func mergeList(old, add []byte) ([]byte, error) {
+	var list, entry []json.RawMessage
+	if err := json.Unmarshal(old, &list); err != nil {
+		return nil, errors.New("it is not a plain JSON list")
+	}
+	if err := json.Unmarshal(add, &entry); err != nil || len(entry) != 1 {
+		return nil, errors.New("it cannot be merged")
+	}
+	at := slices.IndexFunc(list, func(raw json.RawMessage) bool {
+		var named struct{ Name string }
+		return json.Unmarshal(raw, &named) == nil && named.Name == product
+	})
+	if at < 0 {
+		list = append(list, entry[0])
+	} else {
+		list[at] = entry[0]
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, text, "", "  "); err != nil {
 		return nil, err
 	}
 	out.WriteByte('\n')
@@ -234,7 +268,7 @@ func (o *ordered) merge(add *ordered) error {
 		a, isObject := old.(*ordered)
 		b, adds := add.values[key].(*ordered)
 		switch {
-		case !there || key == product:
+		case !there || key == product || strings.HasPrefix(key, "openai/"): // the latter is Aider's name for it
 			o.values[key] = add.values[key]
 		case isObject && adds:
 			if err := a.merge(b); err != nil {

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -25,17 +27,18 @@ type launch struct {
 	unset   []string
 }
 
-// claudeCommand and codexCommand start a client program for one session: only
-// the started process is configured, no file is written.
+// claudeCommand, codexCommand, opencodeCommand and piCommand start a client
+// program for one session: only the started process is configured, and no file
+// of the client is written.
 func claudeCommand() *cobra.Command {
-	return launchCommand("claude", "Start Claude Code with the local model", func(c launchContext) launch {
+	return launchCommand("claude", "Start Claude Code with the local model", func(c launchContext) (launch, error) {
 		return launch{program: "claude", set: c.step("claude-code", "env").Env, unset: []string{"ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX",
-			"CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_MANTLE", "CLAUDE_CODE_USE_ANTHROPIC_AWS"}}
+			"CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_MANTLE", "CLAUDE_CODE_USE_ANTHROPIC_AWS"}}, nil
 	})
 }
 
 func codexCommand() *cobra.Command {
-	return launchCommand("codex", "Start the Codex CLI with the local model", func(c launchContext) launch {
+	return launchCommand("codex", "Start the Codex CLI with the local model", func(c launchContext) (launch, error) {
 		quote := func(s string) string { b, _ := json.Marshal(s); return string(b) } // JSON strings are TOML
 		args := []string{"-m", c.health.Model, "-c", "model_provider=" + product, "-c", "web_search=disabled"}
 		if w := c.health.ContextWindow; w > 0 {
@@ -46,7 +49,61 @@ func codexCommand() *cobra.Command {
 		if key == "" {
 			key = product
 		}
-		return launch{program: "codex", args: args, set: map[string]string{"MLX_DSPARK_KEY": key}}
+		return launch{program: "codex", args: args, set: map[string]string{"MLX_DSPARK_KEY": key}}, nil
+	})
+}
+
+// OpenCode lays what stands in OPENCODE_CONFIG_CONTENT over its files.
+func opencodeCommand() *cobra.Command {
+	return launchCommand("opencode", "Start OpenCode with the local model", func(c launchContext) (launch, error) {
+		var config map[string]any
+		if err := json.Unmarshal([]byte(c.step("opencode", "file").Content), &config); err != nil {
+			return launch{}, fmt.Errorf("the server at %s does not say how OpenCode is configured: %w", c.url, err)
+		}
+		model := product + "/" + c.health.Model
+		config["model"], config["small_model"] = model, model
+		text, err := json.Marshal(config)
+		return launch{program: "opencode", set: map[string]string{"OPENCODE_CONFIG_CONTENT": string(text)}}, err
+	})
+}
+
+// piExtension is what pi runs to learn of the server; it says nothing of its own.
+const piExtension = `// Written by sparkbar: pi learns of the local model from its environment.
+export default function (pi) {
+  for (const [name, provider] of Object.entries(JSON.parse(process.env.SPARKBAR_PI ?? "{}"))) pi.registerProvider(name, provider);
+}
+`
+
+// pi takes providers from its own file or from an extension. The extension lies
+// in this program's cache and holds neither address nor key.
+func piCommand() *cobra.Command {
+	return launchCommand("pi", "Start pi with the local model", func(c launchContext) (launch, error) {
+		var config struct{ Providers map[string]map[string]any }
+		if err := json.Unmarshal([]byte(c.step("pi", "file").Content), &config); err != nil || config.Providers[product] == nil {
+			return launch{}, fmt.Errorf("the server at %s does not say how pi is configured: %v", c.url, err)
+		}
+		if list, ok := config.Providers[product]["models"].([]any); ok {
+			for _, m := range list {
+				if m, ok := m.(map[string]any); ok { // an extension has to say all
+					maps.Copy(m, map[string]any{"name": m["id"], "reasoning": false, "input": []string{"text"}, "cost": map[string]int{"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}})
+				}
+			}
+		}
+		text, err := json.Marshal(config.Providers)
+		if err != nil {
+			return launch{}, err
+		}
+		dir, err := os.UserCacheDir()
+		if err != nil {
+			return launch{}, err
+		}
+		path := filepath.Join(dir, "sparkbar", "pi-provider.js")
+		if have, err := os.ReadFile(path); err != nil || string(have) != piExtension {
+			if err := writeWhole(path, []byte(piExtension), 0o644); err != nil {
+				return launch{}, err
+			}
+		}
+		return launch{program: "pi", args: []string{"--extension", path, "--provider", product, "--model", c.health.Model}, set: map[string]string{"SPARKBAR_PI": string(text)}}, nil
 	})
 }
 
@@ -69,7 +126,7 @@ func (c launchContext) step(id, kind string) client.SetupStep {
 	return client.SetupStep{}
 }
 
-func launchCommand(name, short string, plan func(launchContext) launch) *cobra.Command {
+func launchCommand(name, short string, plan func(launchContext) (launch, error)) *cobra.Command {
 	cmd := &cobra.Command{Use: name + " [flags] [-- arguments of " + name + "]", Short: short, Args: cobra.ArbitraryArgs, RunE: func(cmd *cobra.Command, args []string) error {
 		v, err := bind(cmd)
 		if err != nil {
@@ -79,7 +136,10 @@ func launchCommand(name, short string, plan func(launchContext) launch) *cobra.C
 		if err != nil {
 			return &usageError{err}
 		}
-		l := plan(c)
+		l, err := plan(c)
+		if err != nil {
+			return err
+		}
 		l.args = append(l.args, args...)
 		if v.GetBool("print-env") {
 			l.print(cmd.OutOrStdout())
@@ -145,7 +205,7 @@ func (l launch) print(out io.Writer) {
 	for _, name := range sortedKeys(l.set) {
 		fmt.Fprintf(out, "export %s=%s\n", name, quote(l.set[name]))
 	}
-	if len(l.args) > 0 {
+	if len(l.args) > 0 || l.program != "claude" {
 		words := []string{l.program}
 		for _, a := range l.args {
 			words = append(words, quote(a))

@@ -3,26 +3,38 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"sparkbar/engine"
+	"sparkbar/engine/machine"
 	"sparkbar/engine/models"
+	"sparkbar/httpapi/client"
 )
 
 // atStart are the settings that hold from the next start on; all others are
 // taken over by a running server.
 var atStart = []string{"server.compat", "server.queue_limit", "prefix_cache.slots", "hub.offline", "hub.hosts", "hub.ca_file"}
 
+// holdLimit is how long a request waits for a load; most clients give up later.
+const holdLimit = 2 * time.Minute
+
 // live are the settings that hold from the next request on.
 func live(v *config, load engine.LoadRequest) engine.Live {
 	l := engine.Live{NoModelSwitch: v.GetBool("no-model-switch"), IdleUnload: v.GetDuration("idle-unload"), DefaultMaxTokens: v.GetInt("default-max-tokens"),
 		MaxTokensCap: v.GetInt("max-tokens-cap"), Base: load, ForModel: v.modelRequest, Pinned: v.file.pinned()}
+	l.NoWake = v.file.get("model.wake_on_request") == false
+	if v.file.get("server.hold_during_load") == true {
+		l.HoldDuringLoad = holdLimit
+	}
 	l.Aliases, l.IdleUnloads = v.file.ofModels()
 	if v.given("idle-unload") {
 		l.IdleUnloads = nil
@@ -32,6 +44,9 @@ func live(v *config, load engine.LoadRequest) engine.Live {
 	}
 	if v.IsSet("default-top-p") {
 		l.TopP = pointer(v.GetFloat64("default-top-p"))
+	}
+	if v.IsSet("default-min-p") {
+		l.MinP = pointer(v.GetFloat64("default-min-p"))
 	}
 	if v.IsSet("default-top-k") {
 		l.TopK = pointer(v.GetInt("default-top-k"))
@@ -187,4 +202,33 @@ func reload(ctx context.Context, eng *engine.Engine, r engine.LoadRequest, log *
 		case <-ctx.Done():
 		}
 	}
+}
+
+// defaultPort is where a server listens that is not told otherwise.
+const defaultPort = 8080
+
+// portFindings tells who holds the port of a server that does not run.
+func portFindings(ctx context.Context, v *config) []engine.Finding {
+	port := v.GetInt("port")
+	if port == 0 {
+		port = defaultPort
+	}
+	c, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), time.Second)
+	if err != nil {
+		return nil // it is free
+	}
+	c.Close()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if api, err := client.New(fmt.Sprintf("http://127.0.0.1:%d", port), ""); err == nil {
+		if h, err := api.Health(ctx); err == nil && h.Status != "" {
+			return nil // it is a server like this one
+		}
+	}
+	by := "another program"
+	if name, pid := machine.PortOwner(port); name != "" {
+		by = fmt.Sprintf("%s (process %d)", name, pid)
+	}
+	return []engine.Finding{{Code: "port_taken", Level: engine.LevelProblem, Message: fmt.Sprintf("%s listens on port %d, where the server is to listen", by, port),
+		Fix: fmt.Sprintf("stop that program, or choose another port: sparkbar config set server.port %d", port+1)}}
 }

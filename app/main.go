@@ -39,8 +39,9 @@ func root() *cobra.Command {
 		RunE:          func(*cobra.Command, []string) error { return plain(serve) },
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	cmd.AddCommand(serve, chatCommand(), topCommand(), lsCommand(), showCommand(), pullCommand(), rmCommand(), doctorCommand(), integrationsCommand(), claudeCommand(), codexCommand(), configCommand(), versionCommand())
+	cmd.AddCommand(serve, chatCommand(), topCommand(), lsCommand(), showCommand(), pullCommand(), rmCommand(), doctorCommand(), integrationsCommand(), claudeCommand(), codexCommand(), opencodeCommand(), piCommand(), configCommand(), versionCommand())
 	cmd.Version = version
+	complete(cmd)
 	return cmd
 }
 

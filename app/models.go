@@ -365,7 +365,16 @@ func remove(m models.Model, places models.Places, yes bool, in io.Reader, out io
 }
 
 func doctorCommand() *cobra.Command {
-	cmd := command("doctor", "Examine this machine and the set-up; each finding comes with its fix", cobra.NoArgs, func(cmd *cobra.Command, v *config, _ []string) error {
+	cmd := &cobra.Command{Use: "doctor", Short: "Examine this machine and the set-up; each finding comes with its fix", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		file, err := openSettings()
+		var bad *badSetting
+		if err != nil && !errors.As(err, &bad) { // a faulty file is a finding
+			return &usageError{err}
+		}
+		v, err := bindTo(cmd, file)
+		if err != nil {
+			return err
+		}
 		var list []engine.Finding
 		if url := v.GetString("url"); url != "" {
 			c, err := client.New(url, v.GetString("key"))
@@ -388,11 +397,11 @@ func doctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			list = eng.Doctor()
+			list = append(eng.Doctor(), portFindings(cmd.Context(), v)...)
 			_ = eng.Close(context.Background())
 		}
 		return report(cmd.OutOrStdout(), list, v.GetBool("json"))
-	})
+	}}
 	modelFlags(cmd)
 	cmd.Flags().String("url", "", "examine the machine of that server")
 	cmd.Flags().String("key", "", "API key of that server")

@@ -53,8 +53,14 @@ func (l *lockedBuffer) String() string {
 // until it listens.
 func startServe(t *testing.T, args ...string) *server {
 	t.Helper()
+	return startAnyServe(t, append([]string{"--port", "0"}, args...)...)
+}
+
+// startAnyServe is startServe on whatever port arguments and settings say.
+func startAnyServe(t *testing.T, args ...string) *server {
+	t.Helper()
 	cmd := serveCommand()
-	if err := cmd.ParseFlags(append([]string{"--port", "0"}, args...)); err != nil {
+	if err := cmd.ParseFlags(args); err != nil {
 		t.Fatal(err)
 	}
 	v, err := bind(cmd)

@@ -162,6 +162,8 @@ var schema = []setting{
 	{"model.dirs", "model-dirs", texts, "folders with models"},
 	{"model.switch", "model-switch", truth, "requests may switch to another local model"},
 	{"model.idle_unload", "idle-unload", number(0, 100_000), "minutes without a request until the model is unloaded, 0 = never"},
+	{"model.wake_on_request", "", truth, "a request loads a model again that was unloaded when idle"},
+	{"server.hold_during_load", "", truth, "requests wait for a load, up to two minutes, instead of being refused"},
 	{"model.context_window", "context-window", window, "longest prompt and answer in tokens, 0 = the model's own"},
 	{"model.kv_bits", "kv-bits", kvBits, "bits of the KV cache, 0 = full precision"},
 	{"decode.mode", "mode", modes, "how tokens are proposed"},

@@ -18,6 +18,12 @@ type Live struct {
 	// have one of their own, by id.
 	IdleUnload  time.Duration
 	IdleUnloads map[string]time.Duration
+	// NoWake answers requests with an error while the model sleeps, instead of
+	// loading it again.
+	NoWake bool
+	// HoldDuringLoad lets requests wait that long for a load that is under way
+	// while nothing else can answer them; 0 = they are refused.
+	HoldDuringLoad time.Duration
 	// Pinned are models that stay loaded: neither a time without requests nor a
 	// request that names another model takes them out, only a load or an unload
 	// that somebody asks for.
@@ -28,8 +34,9 @@ type Live struct {
 	DefaultMaxTokens int // 2048
 	MaxTokensCap     int // 32768
 	// Temperature, TopP and TopK are the server's defaults; nil = the model's.
-	Temperature, TopP *float64
-	TopK              *int
+	// MinP has none of the model's.
+	Temperature, TopP, MinP *float64
+	TopK                    *int
 
 	// Base holds the settings that every load starts from. ForModel, if set,
 	// gives those of one model, which are laid over it.

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -33,7 +34,7 @@ func (e *Engine) Check(model string) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.model != nil || e.comingLocked() != nil {
+	if e.model != nil || e.comingLocked() != nil || e.heldLocked() {
 		return nil
 	}
 	return e.noneLocked()
@@ -42,10 +43,18 @@ func (e *Engine) Check(model string) error {
 // comingLocked is the model that answers whoever names none while nothing is
 // loaded: the one that sleeps, or that another request waits for; nil = none.
 func (e *Engine) comingLocked() *LoadRequest {
-	if e.asleep == nil && len(e.groups) > 0 {
+	switch {
+	case e.asleep != nil && !e.live.Load().NoWake:
+		return e.asleep
+	case len(e.groups) > 0:
 		return &e.groups[0].load
 	}
-	return e.asleep
+	return nil
+}
+
+// heldLocked reports whether requests wait for the load under way.
+func (e *Engine) heldLocked() bool {
+	return e.loading != nil && !e.closed && e.live.Load().HoldDuringLoad > 0
 }
 
 // noneLocked is why nothing can answer.
@@ -109,6 +118,9 @@ func (e *Engine) wanted(name string) (*LoadRequest, error) {
 	case arriving:
 		e.mu.Lock()
 		defer e.mu.Unlock()
+		if e.heldLocked() {
+			return nil, nil
+		}
 		return nil, e.noneLocked()
 	case strings.Contains(name, "/"):
 		message := fmt.Sprintf("model '%s' is not loaded here; load it with POST /admin/load", clip(name))
@@ -196,6 +208,14 @@ func (e *Engine) take(ctx context.Context, name, drafter string, wait func()) (l
 	if want == nil {
 		want = e.comingLocked()
 	}
+	if want == nil && e.heldLocked() {
+		e.mu.Unlock()
+		wait()
+		if err := e.hold(ctx); err != nil {
+			return nil, nil, err
+		}
+		return e.take(ctx, name, drafter, wait)
+	}
 	if want == nil {
 		defer e.mu.Unlock()
 		return nil, nil, e.noneLocked()
@@ -214,6 +234,31 @@ func (e *Engine) take(ctx context.Context, name, drafter string, wait func()) (l
 		return nil, nil, g.err
 	}
 	return g.model, func() { e.release(g.model); g.users.Done() }, nil
+}
+
+// hold waits for the end of the load under way, but not longer than a request
+// may be held.
+func (e *Engine) hold(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, e.live.Load().HoldDuringLoad)
+	defer cancel()
+	sub := e.bus.Subscribe(64)
+	defer sub.Close()
+	for {
+		e.mu.Lock()
+		over := !e.heldLocked()
+		e.mu.Unlock()
+		if over {
+			return nil
+		}
+		if _, err := sub.Next(ctx); err != nil {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return e.noneLocked()
+			}
+			return &Error{Kind: ErrCancelled, Message: "the request was cancelled while it waited for a model", Cause: context.Cause(ctx)}
+		}
+	}
 }
 
 // release ends what take began.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"runtime"
 	"strings"
 
 	"github.com/gin-gonic/gin"
@@ -114,10 +115,10 @@ func (p snippets) list() []integration {
 		{ID: "continue", Name: "Continue", Protocol: "openai", Summary: "The assistant for editors and terminals.",
 			Setup: []setupStep{file("Write ~/.continue/config.yaml, or add the model to it", "~/.continue/config.yaml", p.continueYAML())}},
 		{ID: "zed", Name: "Zed", Protocol: "openai", Summary: "The editor's assistant.",
-			Setup: []setupStep{file("Add to settings.json", "settings.json", p.zed()), command("Give the key", "export MLX_DSPARK_API_KEY="+shellQuote(p.key))},
+			Setup: []setupStep{file("Add to its settings", "~/.config/zed/settings.json", p.zed()), command("Give the key", "export MLX_DSPARK_API_KEY="+shellQuote(p.key))},
 			Note:  "Zed reads the key from the environment or from its provider settings, never from this file."},
 		{ID: "vscode", Name: "VS Code Copilot", Protocol: "openai", Summary: "Chat with a model of your own.",
-			Setup: []setupStep{file("Command \"Chat: Open Language Models (JSON)\", then add", "chatLanguageModels.json", p.vscode())}},
+			Setup: []setupStep{file("Command \"Chat: Open Language Models (JSON)\", then add", vscodeFolder()+"/chatLanguageModels.json", p.vscode())}},
 		{ID: "cline", Name: "Cline", Protocol: "openai", Summary: "The coding agent for editors and terminals. Roo Code has the same fields.",
 			Setup: []setupStep{command("In the terminal", fmt.Sprintf("cline auth -p openai -k %s -m %s -b %s", shellQuote(p.key), shellQuote(p.model), v1)),
 				fields("API Provider", "OpenAI Compatible", "Base URL", v1, "API Key", p.key, "Model ID", p.model, "Context Window Size", fmt.Sprint(p.context))}},
@@ -208,6 +209,14 @@ func (p snippets) zed() string {
 	return pretty(map[string]any{"language_models": map[string]any{"openai_compatible": map[string]any{"mlx-dspark": map[string]any{"api_url": p.base + "/v1",
 		"available_models": []any{map[string]any{"name": p.model, "display_name": p.model + " (this machine)", "max_tokens": p.context, "max_output_tokens": p.out,
 			"capabilities": map[string]bool{"tools": true, "images": false, "parallel_tool_calls": false, "prompt_cache_key": false}}}}}}})
+}
+
+// vscodeFolder is where VS Code keeps a user's settings.
+func vscodeFolder() string {
+	if runtime.GOOS == "darwin" {
+		return "~/Library/Application Support/Code/User"
+	}
+	return "~/.config/Code/User"
 }
 
 func (p snippets) vscode() string {

@@ -159,7 +159,7 @@ func newHub(o HubOptions) (*hub, error) {
 	if o.CAFile != "" {
 		pem, err := os.ReadFile(o.CAFile)
 		if err != nil {
-			return nil, failure(ErrInvalid, "", err, "cannot read the certificates that SSL_CERT_FILE (or --ca-file) names: %v", err)
+			return nil, failure(ErrInvalid, "", err, "cannot read the certificates that SSL_CERT_FILE (or --hub-ca) names: %v", err)
 		}
 		pool, err := x509.SystemCertPool()
 		if err != nil {
