@@ -41,6 +41,7 @@ func root() *cobra.Command {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	cmd.AddCommand(serve, chatCommand(), topCommand(), lsCommand(), showCommand(), pullCommand(), rmCommand(), doctorCommand(), integrationsCommand(), claudeCommand(), codexCommand(), opencodeCommand(), piCommand(), configCommand(), versionCommand())
 	cmd.Version = version
+	cmd.AddCommand(benchmarkCommand(), calibrateCommand())
 	complete(cmd)
 	return cmd
 }

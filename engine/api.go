@@ -54,6 +54,9 @@ type Request struct {
 	MaxTokens int // 0 = the server's default; always cut to the server's cap and the window
 	Sampling  Sampling
 	Stop      []string
+	// IgnoreEnd goes on after tokens that end an answer, up to MaxTokens: for
+	// benchmarks, whose answers must be of one length.
+	IgnoreEnd bool
 	// Logprobs is the number of alternatives to report per token; -1 = none at all.
 	Logprobs int
 	// Reasoning splits thoughts from the answer; Tools parses tool calls.

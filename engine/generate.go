@@ -176,6 +176,9 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	if e.random != nil && p.Seed != nil {
 		j.Rand = e.random(*p.Seed)
 	}
+	if req.IgnoreEnd {
+		j.End = nil
+	}
 	if k.derived {
 		j.Cap = l.capAt(len(ids))
 	}

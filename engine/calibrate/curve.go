@@ -46,6 +46,15 @@ func Constant(y float64) Curve {
 // Empty reports whether the curve has no points.
 func (c Curve) Empty() bool { return len(c.points) == 0 }
 
+// Points returns where the curve is known, ascending.
+func (c Curve) Points() []int {
+	var list []int
+	for _, p := range c.points {
+		list = append(list, p.x)
+	}
+	return list
+}
+
 // At returns the value at x: interpolated linearly between points, the first
 // value below them, continued with the slope of the last segment above them.
 // An empty curve is 0.
