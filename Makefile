@@ -1,6 +1,6 @@
 # One command runs the product: make run. One tests it: make test.
 GO      ?= go
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION := $(shell packaging/version.sh)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
 .PHONY: build run setup setup-cross web lint test race soak bench cross app clean
@@ -41,9 +41,12 @@ test: setup setup-cross lint build
 race:
 	SPARKBAR_REQUIRE=all $(GO) test -race -short -timeout 40m ./...
 
-# Longer runs, by hand: fuzzing of every parser of untrusted input.
+# Longer runs, by hand: many clients at once, and fuzzing of every parser of
+# untrusted input.
 FUZZTIME ?= 20m
+SOAKTIME ?= 10m
 soak: setup
+	SPARKBAR_SOAK=$(SOAKTIME) $(GO) test -timeout 0 -run '^TestSoak$$' -v ./httpapi
 	@for pkg in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg 2>/dev/null | grep '^Fuzz'); do \
 	    echo "== $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
@@ -66,8 +69,10 @@ setup-cross:
 # The app for both kinds of Mac, on Linux. Caches: Go's build cache and
 # build/darwin; clean about four minutes of CPU an architecture, later seconds.
 # With RELEASES, the address below which the disk images will lie, it also writes
-# the recipe for brew.
+# the recipe for brew; with UPDATES, the address of the list of releases, the app
+# can look for new versions.
 RELEASES ?=
+export UPDATES ?=
 cross: setup-cross
 	$(GO) run ./packaging/mac build arm64
 	$(GO) run ./packaging/mac build amd64
