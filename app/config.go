@@ -148,6 +148,9 @@ func loadRequest(v *config) (engine.LoadRequest, error) {
 	if v.IsSet("drafter-bits") {
 		r.DrafterBits = pointer(v.GetInt("drafter-bits"))
 	}
+	if err := compatLoad(v, &r); err != nil {
+		return r, err
+	}
 	r.Warmup = pointer(v.GetBool("warmup") && !v.GetBool("no-warmup"))
 	r.MemoryGuard = pointer(v.GetBool("memory-guard") && !v.GetBool("no-memory-guard"))
 	if v.GetBool("no-thinking") {

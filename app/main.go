@@ -14,7 +14,9 @@ import (
 var version = "dev"
 
 func main() {
-	if err := root().Execute(); err != nil {
+	cmd := root()
+	cmd.SetArgs(args())
+	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "sparkbar:", err)
 		var usage *usageError
 		if errors.As(err, &usage) {
@@ -39,7 +41,7 @@ func root() *cobra.Command {
 		RunE:          func(*cobra.Command, []string) error { return plain(serve) },
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	cmd.AddCommand(serve, chatCommand(), topCommand(), lsCommand(), showCommand(), pullCommand(), rmCommand(), doctorCommand(), integrationsCommand(), claudeCommand(), codexCommand(), opencodeCommand(), piCommand(), configCommand(), versionCommand())
+	cmd.AddCommand(serve, chatCommand(), topCommand(), lsCommand(), showCommand(), pullCommand(), rmCommand(), doctorCommand(), integrationsCommand(), claudeCommand(), codexCommand(), opencodeCommand(), piCommand(), configCommand(), generateCommand(), publishedCommand(), versionCommand())
 	cmd.Version = version
 	cmd.AddCommand(benchmarkCommand(), calibrateCommand())
 	complete(cmd)

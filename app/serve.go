@@ -75,9 +75,11 @@ func serverFlags(cmd *cobra.Command) {
 	f.Bool("no-prefix-cache", false, "keep no conversations for reuse")
 	f.String("prefix-cache-dir", "", "folder that keeps long prompts across restarts (default: below the user's cache folder)")
 	f.Float64("prefix-cache-disk", 8, "GB that this folder may hold (0 = keep nothing on disk)")
+	f.Int("max-batch", 8, "answers that are generated together")
 	f.Int("queue-limit", 64, "requests that may wait")
 	f.String("compat", "sparkbar", "wire profile: sparkbar or mlx-lm")
 	f.String("log-level", "info", "debug, info, warn or error")
+	compatFlags(cmd)
 }
 
 // newEngine makes an engine from the flags.
@@ -99,9 +101,14 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	places, hub, hubErr := storage(v)
 	o := engine.Options{Version: version, Backend: backend, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
-		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), Slots: slots, Memory: machine.ReadMemory, Thermal: machine.ReadThermal, Chip: machine.ReadChip(),
+		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), MaxBatch: v.GetInt("max-batch"), Chunk: v.GetInt("prefill-step-size"), Slots: slots, Memory: machine.ReadMemory, Thermal: machine.ReadThermal, Chip: machine.ReadChip(),
 		Disk: disk, Arithmetic: fmt.Sprintf("exact=%v %s", v.GetBool("exact"), strings.Join(cpu.Levels(), ",")),
 		Findings: func() []engine.Finding { return append(findings(v.now(), hubErr), diskFindings(disk, diskErr)...) }}
+	if v.IsSet("prefix-cache-rungs") {
+		if o.Rungs = v.GetInt("prefix-cache-rungs"); o.Rungs <= 0 {
+			o.Rungs = -1 // none
+		}
+	}
 	o.Bandwidth = func() machine.Bandwidth {
 		if gbs := v.GetFloat64("memory-bandwidth"); gbs > 0 {
 			return machine.Bandwidth{GBs: gbs, MeasuredAt: time.Now(), Method: "given by --memory-bandwidth"}
@@ -247,10 +254,11 @@ func keys(v *config, keychain func() (string, error)) ([]string, error) {
 }
 
 func setLevel(level *slog.LevelVar, v *config) error {
-	if err := level.UnmarshalText([]byte(v.GetString("log-level"))); err != nil {
-		return &usageError{fmt.Errorf("--log-level must be debug, info, warn or error, got '%s'", v.GetString("log-level"))}
+	l, err := logLevel(v.GetString("log-level"))
+	if err == nil {
+		level.Set(l)
 	}
-	return nil
+	return err
 }
 
 // serve listens, then loads, then answers until ctx ends.
@@ -269,9 +277,10 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	profile, ok := profiles[v.GetString("compat")]
-	if !ok {
-		return &usageError{fmt.Errorf("--compat must be sparkbar or mlx-lm, got '%s'", v.GetString("compat"))}
+	tellUnused(v, log)
+	profile, err := profileOf(v)
+	if err != nil {
+		return err
 	}
 	eng, err := newEngine(v, load)
 	if err != nil {
@@ -282,7 +291,7 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 		_ = eng.Close(context.Background())
 		return err
 	}
-	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Log: log, Settings: v.file, Web: resources.Web(), Owner: owner{eng, tail}})
+	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile, Log: log, Settings: v.file, Web: resources.Web(), Owner: owner{eng, tail}})
 	base := "http://" + ln.Addr().String()
 	fmt.Fprintf(stdout, "listening on %s   (OpenAI base_url: %s/v1, Anthropic base_url: %s)\n", base, base, base)
 	if len(apiKeys) > 0 {

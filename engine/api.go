@@ -32,8 +32,10 @@ type Prompt struct {
 	// them they become part of the user turn beside them.
 	FoldSystem bool
 	// MLXRules reads the conversation and the answer as mlx_lm.server does:
-	// content parts are joined without a separator, thoughts and tool calls may
-	// begin anywhere.
+	// content parts are joined without a separator, a message without content is
+	// an empty one, models without a chat template get prefixes by role, thoughts
+	// and tool calls may begin anywhere, log-probabilities are those after
+	// penalties.
 	MLXRules bool
 	// RoleMapping is a JSON object of prefixes by role (and "stop") for models
 	// without a chat template, or nil.
@@ -173,9 +175,13 @@ type LoadRequest struct {
 	MaxDraft            *int   // fixed cap; 0 = the controller ("auto")
 	LookupDrafts        *bool
 	ConfidenceThreshold *float64
-	ContextWindow       *int // 0 = the model's own maximum
-	KVBits              *int // 0, 4, 8
-	DrafterWindow       *int // 0 = the whole context
+	ContextWindow       *int           // 0 = the model's own maximum
+	KVBits              *int           // 0, 4, 8
+	KVGroup             *int           // values that share a scale: 32, 64, 128
+	LookupLongDraft     *int           // longest copy from the context, in tokens
+	ChatTemplate        string         // in Jinja, instead of the model's own; "" = that
+	TemplateArgs        map[string]any // further variables of the template
+	DrafterWindow       *int           // 0 = the whole context
 	DrafterBits         *int
 	Warmup              *bool
 	EnableThinking      *bool
@@ -214,6 +220,7 @@ type Warning struct {
 type ModelInfo struct {
 	ID                string // last path component
 	Target            string // as given
+	Path              string // absolute, where Target is a path; else ""
 	Drafter           string // as given, "" = none
 	Mode              string // dspark, dflash, lookup, draft, baseline
 	Architecture      string

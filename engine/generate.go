@@ -155,7 +155,7 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	s, d, p := req.Sampling, l.defaults, req.Sampling.Params
 	p.Temperature = first(0, s.Temperature, live.Temperature, d.temperature)
 	p.TopP = first(1, s.TopP, live.TopP, d.topP)
-	p.MinP = value(s.MinP, p.MinP)
+	p.MinP = first(p.MinP, s.MinP, live.MinP)
 	p.TopK = first(p.TopK, s.TopK, live.TopK, d.topK)
 	if s.Seed != nil {
 		p.Seed = s.Seed
@@ -163,6 +163,9 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	if p.TopK >= l.info.Vocab {
 		p.TopK = 0 // keeps everything
 	}
+		if s.TopK != nil && req.Prompt.MLXRules && p.Temperature > 0 { // ends that server's worker
+			return decode.Job{}, &Error{Kind: ErrInvalid, Field: "top_k", Message: fmt.Sprintf("top_k must be less than the vocabulary of %d tokens", l.info.Vocab)}
+		}
 	if err := p.Validate(l.info.Vocab); err != nil {
 		bad := &Error{Kind: ErrInvalid, Message: err.Error(), Cause: err}
 		var pe *sample.ParamError
@@ -172,7 +175,7 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 		return decode.Job{}, bad
 	}
 	k := l.controls
-	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup, Controller: k.controller, Tail: k.tail}
+	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Penalized: req.Prompt.MLXRules, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup, LongLookup: k.longLookup, Controller: k.controller, Tail: k.tail}
 	if e.random != nil && p.Seed != nil {
 		j.Rand = e.random(*p.Seed)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -67,6 +68,7 @@ type controls struct {
 	derived    bool // cap comes from measured costs
 	threshold  float64
 	lookup     bool
+	longLookup int // longest copy, 0 = the default
 	maxContext int
 	tail       int                   // see unstableTail
 	controller *calibrate.Controller // nil = cap is fixed; used on the model's goroutine only
@@ -186,9 +188,10 @@ func (s source) voice(c *checkpoint.Checkpoint, r LoadRequest) (v *voice, err er
 	if v.tok, err = s.tokenizer(c); err != nil {
 		return nil, err
 	}
-	if v.format, err = newFormat(v.tok); err != nil {
+	if v.format, err = newFormat(v.tok, r.ChatTemplate); err != nil {
 		return nil, fmt.Errorf("%s: %w", s.id, err)
 	}
+	maps.Copy(v.kwargs, r.TemplateArgs)
 	if on := r.EnableThinking; on != nil {
 		v.kwargs["enable_thinking"] = *on
 	}
@@ -339,7 +342,7 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 			l.notes = append(l.notes, *w)
 		}
 	}
-	l.run, err = decode.New(l.backend, l.model, d, decode.Options{Positions: cacheTokens + 64, Stored: max(e.opts.Slots, 0), KVType: layout.F32, KVBits: value(r.KVBits, 0)})
+	l.run, err = decode.New(l.backend, l.model, d, decode.Options{Positions: cacheTokens + 64, Stored: max(e.opts.Slots, 0), Running: e.opts.MaxBatch, KVType: layout.F32, KVBits: value(r.KVBits, 0), KVGroup: value(r.KVGroup, 0), Chunk: e.opts.Chunk, Rungs: e.opts.Rungs})
 	if err != nil {
 		if d != nil {
 			d.Close()
@@ -356,6 +359,10 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 	if drafter != nil {
 		l.info.Drafter = drafter.id
 	}
+	if p.target.path == p.target.id && p.target.path != "" {
+		l.info.Path, _ = filepath.Abs(p.target.path) // "" if the working folder is gone
+	}
+	watched.over()
 	l.measure() // nobody else uses it yet
 	served = true
 	go func() {
@@ -440,7 +447,7 @@ func (l *loaded) describe(r LoadRequest, c, dc *checkpoint.Checkpoint, d draft.D
 	}
 	k := &l.controls
 	k.threshold, k.lookup, k.maxContext = value(r.ConfidenceThreshold, 0), value(r.LookupDrafts, d != nil && mode == "dspark" && models.LookupDrafts(r.Model)), window
-	k.cap = value(r.MaxDraft, 0)
+	k.cap, k.longLookup = value(r.MaxDraft, 0), value(r.LookupLongDraft, 0)
 	switch mode {
 	case "baseline":
 		k.mode = decode.Baseline
@@ -616,3 +623,6 @@ func loadError(err error) error {
 	}
 	return &Error{Kind: ErrLoadFailed, Message: err.Error(), Cause: err}
 }
+// over ends the watch: what comes later (adapters) is no part of the load.
+func (w *watchedBackend) over() { w.ctx, w.report = context.Background(), func(LoadProgress) {} }
+

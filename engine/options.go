@@ -50,13 +50,21 @@ type Options struct {
 	Chip      machine.Chip
 
 	QueueLimit int // waiting generations; 64
+	// MaxBatch is how many generations may run together; 8. Further ones wait, as
+	// do those for whose prompt and answer the cache has no room yet.
+	MaxBatch int
 	// CacheTokens is how many tokens of context all conversations together may
-	// hold; 0 = twice the context window, at most 256k.
+	// hold; 0 = twice the context window, at most 256k, or more where the window
+	// is short.
 	CacheTokens int
 	// Slots is how many finished conversations are kept for reuse; 2. Negative
 	// = none.
 	Slots int
 
+	// Chunk is how many tokens of a prompt are read at once, Rungs how many lie
+	// between the places of a prompt that are remembered where a past cannot be
+	// cut; 0 = as decode.Options has it.
+	Chunk, Rungs int
 	// Disk keeps the beginnings of conversations for later processes; nil = memory
 	// only. Who made it closes it after the engine.
 	Disk *cache.Disk
@@ -106,9 +114,19 @@ func (o *Options) defaults() {
 	if o.Slots == 0 {
 		o.Slots = 2
 	}
+	if o.MaxBatch <= 0 {
+		o.MaxBatch = 8
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+}
+
+// cacheTokens is how many tokens of context a model of that context window keeps
+// by default: two whole windows, or one for each of the generations that may run
+// together where that is little.
+func (o *Options) cacheTokens(window int) int {
+	return min(max(2*window, min(o.MaxBatch*window, 32<<10)), max(window, 256<<10))
 }
 
 // merge lays the given fields of r over base.
@@ -135,6 +153,14 @@ func merge(base, r LoadRequest) LoadRequest {
 	over(&out.ConfidenceThreshold, r.ConfidenceThreshold)
 	over(&out.ContextWindow, r.ContextWindow)
 	over(&out.KVBits, r.KVBits)
+	over(&out.KVGroup, r.KVGroup)
+	over(&out.LookupLongDraft, r.LookupLongDraft)
+	if r.ChatTemplate != "" {
+		out.ChatTemplate = r.ChatTemplate
+	}
+	if r.TemplateArgs != nil {
+		out.TemplateArgs = r.TemplateArgs
+	}
 	over(&out.DrafterWindow, r.DrafterWindow)
 	over(&out.DrafterBits, r.DrafterBits)
 	over(&out.Warmup, r.Warmup)
@@ -184,6 +210,12 @@ func (o *Options) validate(r LoadRequest, trusted bool) error {
 	}
 	if b := value(r.KVBits, 0); b != 0 && b != 4 && b != 8 {
 		return bad("kv_bits", "'kv_bits' must be 0 (full precision), 4 or 8, got %d", b)
+	}
+	if g := value(r.KVGroup, 64); g != 32 && g != 64 && g != 128 {
+		return bad("kv_group_size", "'kv_group_size' must be 32, 64 or 128, got %d", g)
+	}
+	if n := value(r.LookupLongDraft, 32); n < 1 || n > 64 {
+		return bad("lookup_long_draft", "'lookup_long_draft' must be from 1 to 64 tokens, got %d", n)
 	}
 	if w := value(r.DrafterWindow, 0); w < 0 {
 		return bad("drafter_window", "'drafter_window' must not be negative, got %d", w)

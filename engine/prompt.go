@@ -15,8 +15,8 @@ import (
 	"sparkbar/engine/tokenizer"
 )
 
-// newFormat works out how the model speaks.
-func newFormat(t *tokenizer.Tokenizer) (*chat.Format, error) {
+// newFormat works out how the model speaks. template replaces its own if given.
+func newFormat(t *tokenizer.Tokenizer, template string) (*chat.Format, error) {
 	def, named := t.ChatTemplates()
 	files := map[string]string{}
 	maps.Copy(files, named)
@@ -29,7 +29,7 @@ func newFormat(t *tokenizer.Tokenizer) (*chat.Format, error) {
 		special.Set(name, tokens[name])
 	}
 	parser, _ := t.Config()["tool_parser_type"].(string)
-	return chat.NewFormat(chat.Config{TemplateFiles: files, SpecialTokens: special, ToolParser: parser,
+	return chat.NewFormat(chat.Config{TemplateFiles: files, Override: template, SpecialTokens: special, ToolParser: parser,
 		HasToken: func(s string) bool { _, ok := t.ID(s); return ok }})
 }
 
@@ -89,6 +89,16 @@ func (l *voice) render(p Prompt) (string, error) {
 		v, err := jinja.DecodeJSON(p.RoleMapping)
 		if o.RoleMapping, _ = v.(*jinja.Map); err != nil || o.RoleMapping == nil {
 			return "", bad("role_mapping", "'role_mapping' must be an object of prefixes by role")
+		}
+	}
+	if p.MLXRules {
+		if o.RoleMapping == nil && !l.format.HasTemplate() {
+			o.RoleMapping = chat.DefaultRoleMapping()
+		}
+		for _, m := range messages {
+			if _, ok := m.Get("content"); !ok {
+				m.Set("content", "")
+			}
 		}
 	}
 	if _, given := kwargs.Get("enable_thinking"); p.MLXRules && !given && l.format.Thinks() {

@@ -25,7 +25,7 @@ func TestUnstableTail(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := &loaded{voice: &voice{tok: tok}}
-		if l.format, err = newFormat(tok); err != nil {
+		if l.format, err = newFormat(tok, ""); err != nil {
 			t.Fatal(err)
 		}
 		if n := l.unstableTail(); (n > 1) != c.more {

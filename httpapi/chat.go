@@ -71,6 +71,7 @@ type chatLogprob struct {
 }
 
 type logprob struct {
+	ID      *int32  `json:"id,omitempty"` // see Profile.TokenIDs
 	Token   string  `json:"token"`
 	Logprob float64 `json:"logprob"`
 	Bytes   []int   `json:"bytes"`
@@ -282,22 +283,39 @@ type chatFunction struct {
 }
 
 func (r *chatRequest) tokens(tokens []engine.Token) *chatLogprobs {
-	l := &chatLogprobs{Content: make([]chatLogprob, len(tokens))}
-	for i, t := range tokens {
-		e := chatLogprob{logprob: newLogprob(t.Text, t.Bytes, t.Logprob), Top: make([]logprob, len(t.Top))}
+	l := &chatLogprobs{Content: r.s.profile.logprobs(tokens)}
+	for _, t := range tokens {
+		if !r.arrays {
+			break
+		}
 		var pairs [][2]float64
-		for k, alt := range t.Top {
-			e.Top[k] = newLogprob(alt.Text, alt.Bytes, alt.Logprob)
+		for _, alt := range t.Top {
 			pairs = append(pairs, [2]float64{float64(alt.ID), finite(alt.Logprob)})
 		}
-		l.Content[i] = e
-		if r.arrays {
-			l.TokenLogprobs = append(l.TokenLogprobs, e.Logprob)
-			l.Tokens = append(l.Tokens, t.ID)
-			l.TopLogprobs = append(l.TopLogprobs, pairs)
-		}
+		l.TokenLogprobs = append(l.TokenLogprobs, finite(t.Logprob))
+		l.Tokens = append(l.Tokens, t.ID)
+		l.TopLogprobs = append(l.TopLogprobs, pairs)
 	}
 	return l
+}
+
+// logprobs has an entry for each token, the alternatives best first.
+func (p *Profile) logprobs(tokens []engine.Token) []chatLogprob {
+	entry := func(id int32, text string, raw []byte, prob float64) logprob {
+		e := newLogprob(text, raw, prob)
+		if p.TokenIDs {
+			e.ID, e.Token = &id, text
+		}
+		return e
+	}
+	list := make([]chatLogprob, len(tokens))
+	for i, t := range tokens {
+		list[i] = chatLogprob{entry(t.ID, t.Text, t.Bytes, t.Logprob), make([]logprob, len(t.Top))}
+		for k, alt := range t.Top {
+			list[i].Top[k] = entry(alt.ID, alt.Text, alt.Bytes, alt.Logprob)
+		}
+	}
+	return list
 }
 
 func reason(res engine.Result) *string { return optional(string(res.FinishReason)) }

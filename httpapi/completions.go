@@ -42,6 +42,7 @@ type textLogprobs struct {
 	TokenLogprobs []float64       `json:"token_logprobs"`
 	TopLogprobs   []orderedObject `json:"top_logprobs"` // token → log-probability, best first
 	TextOffset    []int           `json:"text_offset"`
+	Content       []chatLogprob   `json:"content,omitempty"` // see Profile.TokenIDs
 }
 
 type completionRequest struct {
@@ -233,6 +234,9 @@ func (r *completionRequest) usageOf(results []engine.Result) *usage {
 
 func (r *completionRequest) tokens(choice int, tokens []engine.Token) *textLogprobs {
 	l := &textLogprobs{Tokens: []string{}, TokenLogprobs: []float64{}, TopLogprobs: []orderedObject{}, TextOffset: []int{}}
+	if r.s.profile.TokenIDs {
+		l.Content = r.s.profile.logprobs(tokens)
+	}
 	for _, t := range tokens {
 		text := tokenText(t.Text, t.Bytes)
 		l.TopLogprobs = append(l.TopLogprobs, alternatives(t))

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,7 +64,7 @@ func (s *Server) open(c *gin.Context) (f *fields, m asked, err *apiError) {
 		return
 	}
 	st := s.engine.Status()
-	m.version, m.shown = st.Version, m.id
+	m.version, m.shown = st.Version, cmp.Or(m.id, s.profile.NoModelName)
 	if st.Model != nil {
 		m.backend = st.Model.Backend
 		if m.shown == "" {

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -30,6 +31,7 @@ type modelEntry struct {
 	Extra       *modelExtra `json:"x_mlx_dspark,omitempty"` // of the loaded one
 
 	target string // as it was asked for, or would be
+	local  bool   // loaded from a path
 }
 
 type modelExtra struct {
@@ -79,7 +81,7 @@ func (s *Server) served() []modelEntry {
 	if m := st.Model; m != nil {
 		e := modelEntry{ID: m.ID, Object: "model", Created: m.LoadedAt.Unix(), target: m.Target}
 		if s.profile.PlainModels {
-			e.ID = m.Target
+			e.ID, e.local = cmp.Or(m.Path, m.Target), m.Path != ""
 		}
 		if i := slices.IndexFunc(local, func(x models.Model) bool { return same(x, m.Target) }); i >= 0 && !local[i].Snapshot.IsZero() {
 			e.Created = local[i].Snapshot.Unix()
@@ -126,12 +128,14 @@ func (s *Server) models(c *gin.Context) *apiError {
 func (s *Server) model(c *gin.Context) *apiError {
 	list := s.served()
 	id := strings.TrimPrefix(c.Param("id"), "/")
-	i := slices.IndexFunc(list, func(e modelEntry) bool { return e.ID == id || strings.TrimPrefix(e.target, "/") == id })
+	named := func(e modelEntry) bool { return e.ID == id || strings.TrimPrefix(e.target, "/") == id }
+	if s.profile.PlainModels { // a list, in which a model loaded from a path always is
+		list = slices.DeleteFunc(list, func(e modelEntry) bool { return !named(e) && !e.local })
+		s.reply(c, http.StatusOK, modelList{"list", nonNil(list)})
+		return nil
+	}
+	i := slices.IndexFunc(list, named)
 	switch {
-	case s.profile.PlainModels && i < 0:
-		s.reply(c, http.StatusOK, modelList{"list", []modelEntry{}})
-	case s.profile.PlainModels:
-		s.reply(c, http.StatusOK, modelList{"list", list[i : i+1]})
 	case len(list) == 0:
 		_, err := s.ready()
 		return err

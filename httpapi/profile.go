@@ -38,6 +38,13 @@ type Profile struct {
 	Temperature   *float64
 	PenaltyWindow *int
 
+	// NoModelName is what an answer calls the model if the request named none; ""
+	// = its id.
+	NoModelName string
+	// TokenIDs puts the ids of tokens and their names in the vocabulary into
+	// log-probabilities, which then have the same form on both OpenAI routes.
+	TokenIDs bool
+
 	// ReasoningKeys are the names that carry reasoning in messages and deltas.
 	ReasoningKeys []string
 	// MLXRules reads prompts and answers as mlx_lm.server does, see
@@ -141,6 +148,8 @@ func MLXLMProfile() Profile {
 		MaxTokens:        512,
 		Temperature:      &zero,
 		PenaltyWindow:    &window,
+		NoModelName:      "default_model",
+		TokenIDs:         true,
 		ReasoningKeys:    []string{"reasoning"},
 		MLXRules:         true,
 		PlainModels:      true,

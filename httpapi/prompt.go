@@ -29,6 +29,11 @@ func (f *fields) chatMessages() json.RawMessage {
 	if !ok || raw[0] != '[' || json.Unmarshal(raw, &list) != nil || len(list) == 0 {
 		f.fail(invalid("messages", "%s", f.profile.NoMessages))
 	}
+	for i, m := range list {
+		if m[0] != '{' {
+			f.badType(fmt.Sprintf("messages[%d]", i), "object")
+		}
+	}
 	return raw
 }
 

@@ -17,8 +17,11 @@ type Job struct {
 	Params sample.Params
 	// Rand is the source of random decisions; nil: an RNG of Params.Seed.
 	Rand sample.Source
-	// Logprobs is the number of alternatives per token, -1 = none.
-	Logprobs int
+	// Logprobs is the number of alternatives per token, -1 = none. Penalized gives
+	// the log-probabilities after bias and penalties instead of those of the
+	// target's own distribution.
+	Logprobs  int
+	Penalized bool
 
 	Mode      Mode
 	Cap       int // drafts per round; 0 = the drafter's maximum
@@ -59,7 +62,7 @@ const (
 // Token is one committed token.
 type Token struct {
 	ID      int32
-	Logprob float64 // of the target's raw distribution; only when asked for
+	Logprob float64 // only when asked for, see Job.Logprobs
 	Top     []sample.TokenLogprob
 }
 

@@ -354,7 +354,7 @@ func (g *generation) accept(drafts []int32, dists []sample.Dist) ([]Token, int, 
 		done := g.penalties.Completion()
 		for i := range p.logits.Rows {
 			row := p.logits.F32(i)
-			if g.j.Logprobs >= 0 {
+			if g.j.Logprobs >= 0 && !g.j.Penalized {
 				raw = append(raw, append([]float32(nil), row...))
 			}
 			g.penalties.Apply(row)
