@@ -30,7 +30,7 @@ type Build struct {
 var (
 	flags = strings.Fields("-std=c++17 -O2 -march=x86-64-v3 -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti -fno-strict-aliasing -fno-math-errno -fno-trapping-math " +
 		"-Wall -Wextra -Werror -Wdouble-promotion -Wno-unused-parameter -Wno-unused-function -Wno-unused-const-variable -Wno-unused-but-set-parameter")
-	checked = strings.Fields("-DEMU_CHECKED -fno-vectorize -fno-slp-vectorize -fsanitize-coverage=trace-loads,trace-stores")
+	checked = strings.Fields("-O1 -fno-vectorize -fno-slp-vectorize -fsanitize-coverage=func,trace-loads,trace-stores")
 )
 
 // compiler finds clang.

@@ -1,6 +1,7 @@
 package metaltest
 
 import (
+	"os"
 	"testing"
 
 	"sparkbar/engine/compute"
@@ -39,4 +40,24 @@ func Need(t testing.TB) {
 	if _, err := compiler(); err != nil {
 		testneed.Missing(t, "clang++", "install clang-19 (`make setup-cross`)")
 	}
+}
+
+// Also returns the backends with the Metal backend on an emulated device behind
+// them: for tests that hold for every backend. Where kernels cannot be compiled
+// and run, or under the race detector, which does not watch them, it returns the
+// others alone; SPARKBAR_REQUIRE=all makes a missing compiler a failure.
+func Also(t testing.TB, backends ...compute.Backend) []compute.Backend {
+	t.Helper()
+	if raceEnabled {
+		return backends
+	}
+	if _, err := compiler(); err != nil || !emulates {
+		if os.Getenv("SPARKBAR_REQUIRE") == "all" {
+			Need(t)
+		}
+		t.Log("the Metal backend is left out: no clang++, or not Linux on x86-64")
+		return backends
+	}
+	b, _ := Open(t, Build{}, Order{})
+	return append(backends, b)
 }
