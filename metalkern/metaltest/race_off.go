@@ -1,0 +1,5 @@
+//go:build !race
+
+package metaltest
+
+const raceEnabled = false
