@@ -59,7 +59,7 @@ func (a *answer) add(ts []decode.Token) (stop bool) {
 		if a.req.Logprobs >= 0 {
 			round = append(round, tok)
 		}
-		if a.l.end[t.ID] {
+		if a.l.end[t.ID] && !a.req.IgnoreEnd {
 			a.ended = true
 			break
 		}
