@@ -45,6 +45,9 @@ func (e *Engine) Calibrate(ctx context.Context) (*Calibration, error) {
 	l.do(func() {
 		if costs, err = l.measureCosts(ctx); err == nil {
 			l.costs.Store(costs)
+			if l.sharesDrafts() {
+				l.run.SetCosts(costs)
+			}
 		}
 	})
 	if err != nil {

@@ -156,7 +156,7 @@ func (e *Engine) fit(p *plan) error {
 		if p.window > 0 {
 			window = p.window
 		}
-		p.cacheTokens = min(2*window, max(window, f.Context), max(window, 256<<10))
+		p.cacheTokens = min(e.opts.cacheTokens(window), max(window, f.Context))
 	}
 	note := func(text string) {
 		p.notes = append(p.notes, Warning{Code: "load_note", Level: "attention", Message: r.Model + " " + text})

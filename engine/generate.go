@@ -114,10 +114,12 @@ func (e *Engine) Generate(ctx context.Context, req Request, emit func(Delta) err
 		event.Model, event.Prompt = l.info.ID, len(ids)
 		e.update(func() { self.Model, self.PromptTokens = l.info.ID, len(ids) })
 		tell()
-		if err := e.queue.acquire(ctx, req.Client); err != nil {
+		jobs, room := l.run.Room()
+		leave, err := e.queue.acquire(ctx, req.Client, claim{on: l, jobs: jobs, room: room, positions: l.run.Need(&job)})
+		if err != nil {
 			return Result{}, err
 		}
-		defer e.queue.release()
+		defer leave()
 		event.State = "running"
 		e.update(func() { self.State = "running" })
 		tell()
@@ -161,11 +163,11 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 		p.Seed = s.Seed
 	}
 	if p.TopK >= l.info.Vocab {
-		p.TopK = 0 // keeps everything
-	}
 		if s.TopK != nil && req.Prompt.MLXRules && p.Temperature > 0 { // ends that server's worker
 			return decode.Job{}, &Error{Kind: ErrInvalid, Field: "top_k", Message: fmt.Sprintf("top_k must be less than the vocabulary of %d tokens", l.info.Vocab)}
 		}
+		p.TopK = 0 // keeps everything
+	}
 	if err := p.Validate(l.info.Vocab); err != nil {
 		bad := &Error{Kind: ErrInvalid, Message: err.Error(), Cause: err}
 		var pe *sample.ParamError
@@ -214,7 +216,8 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	return j, nil
 }
 
-// runJob runs a job on the model's goroutine and hands its deltas to emit.
+// runJob runs a job on the model's goroutine, beside others, and hands its deltas
+// to emit.
 func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt string, j decode.Job, self *running, emit func(Delta) error) (Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -241,20 +244,25 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	var out decode.Outcome
 	var err error
 	cold, swap := l.cold.Load(), e.swapUsed()
-	go func() {
-		defer box.close()
-		l.do(func() {
-			if req.Arm != nil && req.Arm.Auto && j.Controller == nil {
-				if j.Controller, err = l.newController(ctx); err != nil {
-					return
-				}
-			}
-			out, err = l.run.Generate(ctx, j)
+	go l.do(func() {
+		over := func(o decode.Outcome, failed error) {
+			out, err = o, failed
 			l.cold.Store(false)
 			l.measure()
-			e.guardRound(l, true)
-		})
-	}()
+			e.guardRound(l, l.run.Active() == 0)
+			box.close()
+		}
+		var failed error
+		if req.Arm != nil && req.Arm.Auto && j.Controller == nil {
+			j.Controller, failed = l.newController(ctx)
+		}
+		if failed == nil {
+			failed = l.run.Start(ctx, j, over)
+		}
+		if failed != nil {
+			over(decode.Outcome{}, failed)
+		}
+	})
 	for {
 		deltas, open := box.take()
 		for _, d := range deltas {

@@ -315,7 +315,7 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 		cacheTokens = p.cacheTokens
 	}
 	if cacheTokens == 0 {
-		cacheTokens = min(2*window, max(window, 256<<10))
+		cacheTokens = e.opts.cacheTokens(window)
 	}
 	cacheTokens = max(cacheTokens, window)
 	var d draft.Drafter
@@ -324,7 +324,7 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 		if drafter.path == "" {
 			bits = 0 // the demo's is small already
 		}
-		d, err = draft.Open(dc, draft.Host{Model: l.model, Backend: watched, Positions: cacheTokens + 64, Sequences: max(e.opts.Slots, 0) + 2,
+		d, err = draft.Open(dc, draft.Host{Model: l.model, Backend: watched, Positions: cacheTokens + 64, Sequences: max(e.opts.Slots, 0) + 2*e.opts.MaxBatch + 2, // a block may reach into one more page
 			Window: models.Window(r.DrafterWindow), Bits: value(r.DrafterBits, bits), Tokens: l.tok.VocabSize()})
 		if err != nil {
 			return nil, loadError(err)
@@ -399,22 +399,46 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 			return nil, loadError(err)
 		}
 		l.cold.Store(false)
+		if l.sharesDrafts() {
+			l.do(func() {
+				if err = l.calibrate(ctx); err == nil {
+					l.run.SetCosts(l.costs.Load())
+				}
+			})
+			if err != nil {
+				close(l.jobs)
+				return nil, loadError(err)
+			}
+		}
 	}
 	return l, nil
 }
 
-// newController makes a controller of the draft cap on measured curves; they
-// are measured the first time. It runs on the model's goroutine.
-func (l *loaded) newController(ctx context.Context) (*calibrate.Controller, error) {
-	if l.costs.Load() == nil {
-		costs, err := l.run.Measure(ctx)
-		if err == nil {
-			err = costs.Validate()
-		}
-		if err != nil {
-			return nil, err
-		}
+// calibrate measures what rounds cost, the first time it is asked for. It runs on
+// the model's goroutine.
+func (l *loaded) calibrate(ctx context.Context) error {
+	if l.costs.Load() != nil {
+		return nil
+	}
+	costs, err := l.measureCosts(ctx)
+	if err == nil {
 		l.costs.Store(costs)
+	}
+	return err
+}
+
+// sharesDrafts reports whether drafts are shared out among generations that run
+// together: where they are several and nobody has pinned the number of drafts.
+func (l *loaded) sharesDrafts() bool {
+	jobs, _ := l.run.Room()
+	return jobs > 1 && value(l.request.MaxDraft, 0) == 0 && l.controls.mode != decode.Baseline
+}
+
+// newController makes a controller of the draft cap on measured curves. It runs on
+// the model's goroutine.
+func (l *loaded) newController(ctx context.Context) (*calibrate.Controller, error) {
+	if err := l.calibrate(ctx); err != nil {
+		return nil, err
 	}
 	return calibrate.NewController(l.costs.Load(), calibrate.ControllerConfig{MaxCap: l.run.Drafter().MaxDraft(), Park: l.info.Mode == "dspark"}), nil
 }
@@ -525,16 +549,30 @@ func tokenIDs(cfg checkpoint.Config, key string) []int32 {
 	}
 }
 
-// serve runs jobs one after another on one thread: it alone uses the backend.
+// serve runs what do is given, and between that the generations, step by step, on
+// one thread: it alone uses the backend.
 func (l *loaded) serve() {
 	runtime.LockOSThread()
-	for job := range l.jobs {
-		job()
+	defer l.free()
+	for {
+		if l.run.Active() == 0 {
+			job, open := <-l.jobs
+			if !open {
+				return
+			}
+			job()
+			continue
+		}
+		select {
+		case job := <-l.jobs: // not closed while a generation holds the model
+			job()
+		default:
+			l.run.Step()
+		}
 	}
-	l.free()
 }
 
-// do runs a job on the model's goroutine and waits for it.
+// do runs a job on the model's goroutine, between two steps, and waits for it.
 func (l *loaded) do(job func()) {
 	done := make(chan struct{})
 	l.jobs <- func() { defer close(done); job() }
@@ -600,6 +638,9 @@ type watchedBackend struct {
 	report   func(LoadProgress)
 }
 
+// over ends the watch: what comes later (adapters) is no part of the load.
+func (w *watchedBackend) over() { w.ctx, w.report = context.Background(), func(LoadProgress) {} }
+
 func (w *watchedBackend) Load(m layout.Matrix) (*compute.Weight, error) {
 	if err := w.ctx.Err(); err != nil {
 		return nil, err
@@ -623,6 +664,3 @@ func loadError(err error) error {
 	}
 	return &Error{Kind: ErrLoadFailed, Message: err.Error(), Cause: err}
 }
-// over ends the watch: what comes later (adapters) is no part of the load.
-func (w *watchedBackend) over() { w.ctx, w.report = context.Background(), func(LoadProgress) {} }
-

@@ -6,76 +6,129 @@ import (
 	"sync"
 )
 
-// queue lets one generation run at a time and keeps the others waiting, fair
-// between clients: whoever waits longest among the clients, taken in turn.
+// queue lets generations of one model run together as far as there is room, and
+// keeps the others waiting, fair between clients: whoever waits longest among the
+// clients, taken in turn. Nobody overtakes the one whose turn it is, so a large
+// request comes to run once enough others have ended.
 type queue struct {
 	limit int
 
-	mu      sync.Mutex
-	busy    bool
-	closed  bool
-	clients []string // in turn; each has someone waiting
-	waiting map[string][]chan struct{}
-	n       int // waiting in all
+	mu        sync.Mutex
+	closed    bool
+	on        any // whose generations run, or ran last
+	running   int
+	positions int                  // that they may come to hold
+	clients   []string             // in turn; each has someone waiting
+	waiting   map[string][]*waiter // by client
+	n         int                  // waiting in all
 }
 
-// acquire waits for the turn; release must follow a nil error.
-func (q *queue) acquire(ctx context.Context, client string) error {
+// claim is what a generation needs to run.
+type claim struct {
+	on        any // the model
+	jobs      int // that it may run at once
+	room      int // positions of its cache
+	positions int // that this one may come to hold
+}
+
+// waiter is a generation that wants to run.
+type waiter struct {
+	claim
+	turn chan struct{} // closed when it may
+}
+
+// acquire waits for the turn of a generation; release must be called at its end.
+func (q *queue) acquire(ctx context.Context, client string, c claim) (release func(), err error) {
+	w := &waiter{c, make(chan struct{})}
 	q.mu.Lock()
 	if q.closed {
 		q.mu.Unlock()
-		return errStopping()
+		return nil, errStopping()
 	}
-	if !q.busy {
-		q.busy = true
-		q.mu.Unlock()
-		return nil
+	if q.n > 0 || !q.fits(w) {
+		if q.n >= q.limit {
+			n := q.n
+			q.mu.Unlock()
+			return nil, &Error{Kind: ErrBusy, Message: fmt.Sprintf("%d requests are waiting already; try again later", n)}
+		}
+		if q.waiting == nil {
+			q.waiting = map[string][]*waiter{}
+		}
+		if len(q.waiting[client]) == 0 {
+			q.clients = append(q.clients, client)
+		}
+		q.waiting[client] = append(q.waiting[client], w)
+		q.n++
+	} else {
+		q.run(w)
 	}
-	if q.n >= q.limit {
-		n := q.n
-		q.mu.Unlock()
-		return &Error{Kind: ErrBusy, Message: fmt.Sprintf("%d requests are waiting already; try again later", n)}
-	}
-	turn := make(chan struct{})
-	if q.waiting == nil {
-		q.waiting = map[string][]chan struct{}{}
-	}
-	if len(q.waiting[client]) == 0 {
-		q.clients = append(q.clients, client)
-	}
-	q.waiting[client] = append(q.waiting[client], turn)
-	q.n++
 	q.mu.Unlock()
 
 	select {
-	case <-turn:
+	case <-w.turn:
 	case <-ctx.Done():
-		if q.leave(client, turn) {
-			return &Error{Kind: ErrCancelled, Message: "the request was cancelled while it waited", Cause: context.Cause(ctx)}
+		if q.leave(client, w) {
+			return nil, &Error{Kind: ErrCancelled, Message: "the request was cancelled while it waited", Cause: context.Cause(ctx)}
 		}
-		<-turn // it was our turn just now
+		<-w.turn // it was our turn just now
 	}
+	release = func() { q.release(w) }
 	q.mu.Lock()
 	closed := q.closed
 	q.mu.Unlock()
 	if closed {
-		q.release()
-		return errStopping()
+		release()
+		return nil, errStopping()
 	}
-	return nil
+	return release, nil
 }
 
-// leave takes a waiting turn back; false if it was called already.
-func (q *queue) leave(client string, turn chan struct{}) bool {
+// fits reports whether a generation can run beside those that do.
+func (q *queue) fits(w *waiter) bool {
+	if q.running == 0 {
+		return true
+	}
+	return q.on == w.on && q.running < w.jobs && q.positions+w.positions <= w.room
+}
+
+func (q *queue) run(w *waiter) {
+	q.on = w.on
+	q.running++
+	q.positions += w.positions
+	close(w.turn)
+}
+
+// call lets those run whose turn it is, while they fit.
+func (q *queue) call() {
+	for q.n > 0 {
+		client := q.clients[0]
+		w := q.waiting[client][0]
+		if !q.fits(w) {
+			return
+		}
+		q.waiting[client] = q.waiting[client][1:]
+		q.n--
+		if len(q.waiting[client]) == 0 {
+			q.drop(client)
+		} else {
+			q.clients = append(q.clients[1:], client)
+		}
+		q.run(w)
+	}
+}
+
+// leave takes a generation out that waits; false if it was called already.
+func (q *queue) leave(client string, w *waiter) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for i, t := range q.waiting[client] {
-		if t == turn {
+	for i, x := range q.waiting[client] {
+		if x == w {
 			q.waiting[client] = append(q.waiting[client][:i:i], q.waiting[client][i+1:]...)
 			q.n--
 			if len(q.waiting[client]) == 0 {
 				q.drop(client)
 			}
+			q.call() // the next one may fit
 			return true
 		}
 	}
@@ -92,24 +145,13 @@ func (q *queue) drop(client string) {
 	}
 }
 
-// release ends a turn and calls the next client.
-func (q *queue) release() {
+// release ends a generation and calls the next ones.
+func (q *queue) release(w *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.n == 0 {
-		q.busy = false
-		return
-	}
-	client := q.clients[0]
-	turn := q.waiting[client][0]
-	q.waiting[client] = q.waiting[client][1:]
-	q.n--
-	if len(q.waiting[client]) == 0 {
-		q.drop(client)
-	} else {
-		q.clients = append(q.clients[1:], client)
-	}
-	close(turn)
+	q.running--
+	q.positions -= w.positions
+	q.call()
 }
 
 // close refuses newcomers and those who wait.
@@ -123,8 +165,5 @@ func (q *queue) close() {
 func (q *queue) counts() (running, waiting int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.busy {
-		running = 1
-	}
-	return running, q.n
+	return q.running, q.n
 }

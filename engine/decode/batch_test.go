@@ -436,10 +436,11 @@ func TestPromptsHoldNobodyUp(t *testing.T) {
 	empty(t, g)
 }
 
-// faulty is a drafter whose proposals for one text fail.
+// faulty is a drafter that fails for texts with one of two first tokens: it
+// proposes nothing, or cannot read what was committed.
 type faulty struct {
 	draft.Drafter
-	first int32
+	first [2]int32
 }
 
 var errFault = errors.New("a fault")
@@ -452,28 +453,37 @@ func (f *faulty) NewContext(from *cache.Seq) (draft.Context, error) {
 type faultyContext struct {
 	draft.Context
 	f   *faulty
-	bad bool
+	bad [2]bool
 	n   int
 }
 
 func (x *faultyContext) Observe(tokens []int32, fused compute.View, stop *compute.Stop) error {
-	x.bad = x.bad || x.n == 0 && tokens[0] == x.f.first
+	for i, first := range x.f.first {
+		x.bad[i] = x.bad[i] || x.n == 0 && tokens[0] == first
+	}
 	x.n += len(tokens)
 	return x.Context.Observe(tokens, fused, stop)
 }
 
 func (x *faultyContext) Propose(r draft.Request) (draft.Proposal, error) {
-	if x.bad && x.n > 12 {
+	if x.bad[0] && x.n > 12 {
 		return draft.Proposal{}, errFault
 	}
 	return x.Context.Propose(r)
+}
+
+func (x *faultyContext) Flush(stop *compute.Stop) error {
+	if x.bad[1] && x.n > 12 {
+		return errFault
+	}
+	return x.Context.Flush(stop)
 }
 
 // The failure of one job, of its drafter or for lack of memory, is nobody else's.
 func TestFailuresAreAlone(t *testing.T) {
 	t.Parallel()
 	for _, b := range backends(t) {
-		g := open(t, b, specDir+"/checkpoints/target_qwen3", specDir+"/checkpoints/dspark_deepspec", 0, func(d draft.Drafter) draft.Drafter { return &faulty{d, 77} })
+		g := open(t, b, specDir+"/checkpoints/target_qwen3", specDir+"/checkpoints/dspark_deepspec", 0, func(d draft.Drafter) draft.Drafter { return &faulty{d, [2]int32{77, 78}} })
 		j := Job{MaxTokens: 20, Logprobs: -1, NoStore: true, Mode: Draft, Cap: 4}
 		var want [3]answer
 		for i := range want {
@@ -481,18 +491,22 @@ func TestFailuresAreAlone(t *testing.T) {
 			want[i].end(g.run.Generate(context.Background(), want[i].watch(j)))
 		}
 		var got [3]answer
-		var bad answer
+		var bad, worse answer
 		for i := range got {
 			j.Prompt = span(i, 10+i)
 			g.start(t, context.Background(), j, &got[i])
 		}
 		j.Prompt = append([]int32{77}, span(9, 9)...)
 		g.start(t, context.Background(), j, &bad)
+		j.Prompt = append([]int32{78}, span(9, 9)...)
+		g.start(t, context.Background(), j, &worse)
 		for g.run.Active() > 0 {
 			g.run.Step()
 		}
-		if !errors.Is(bad.err, errFault) || len(bad.out.Tokens) == 0 {
-			t.Errorf("the drafter's fault gives %v after %v", bad.err, bad.out.Tokens)
+		for _, a := range []*answer{&bad, &worse} {
+			if !errors.Is(a.err, errFault) || len(a.out.Tokens) == 0 {
+				t.Errorf("the drafter's fault gives %v after %v", a.err, a.out.Tokens)
+			}
 		}
 		for i := range got {
 			if !got[i].same(&want[i]) {

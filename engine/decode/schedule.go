@@ -101,12 +101,16 @@ func (r *Runner) Step() {
 	}
 	batch, mixed := r.gather()
 	r.flush()
-	for _, g := range batch {
-		if err := g.seq.Reserve(len(g.share.ids)); err != nil {
+	batch = slices.DeleteFunc(batch, func(g *generation) bool {
+		if !slices.Contains(r.active, g) {
+			return true
+		}
+		err := g.seq.Reserve(len(g.share.ids))
+		if err != nil {
 			r.finish(g, err)
 		}
-	}
-	batch = slices.DeleteFunc(batch, func(g *generation) bool { return !slices.Contains(r.active, g) })
+		return err != nil
+	})
 	if len(batch) == 0 {
 		return
 	}
