@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -113,6 +114,7 @@ func modelFlags(cmd *cobra.Command) {
 	f.Int("threads", 0, "threads of the CPU backend (0 = all cores)")
 	f.Bool("exact", false, "float32 arithmetic everywhere (slower)")
 	f.String("backend", "cpu", "cpu or reference")
+	takeUnused(f, unusedModelFlags)
 }
 
 // loadRequest reads the model flags.
@@ -123,6 +125,9 @@ func loadRequest(v *config) (engine.LoadRequest, error) {
 	}
 	if r.Model == "" {
 		r.Model = demoID
+	}
+	if r.Mode != "" && !slices.Contains(engine.Modes, r.Mode) {
+		return r, &usageError{fmt.Errorf("--mode must be one of %s, got '%s'", strings.Join(engine.Modes, ", "), r.Mode)}
 	}
 	if s := v.GetString("max-draft"); s == "auto" {
 		r.MaxDraft = pointer(0)
@@ -166,3 +171,44 @@ func loadRequest(v *config) (engine.LoadRequest, error) {
 }
 
 func pointer[T any](v T) *T { return &v }
+
+// The config is the httpapi.Settings of a server.
+
+// Path implements httpapi.Settings.
+func (c *config) Path() string { return c.file.path }
+
+// Values implements httpapi.Settings.
+func (c *config) Values() map[string]any { return c.file.Values() }
+
+// Change implements httpapi.Settings.
+func (c *config) Change(change map[string]json.RawMessage) error { return c.file.Change(change) }
+
+// Locked implements httpapi.Settings.
+func (c *config) Locked() map[string]string {
+	out := map[string]string{}
+	for _, s := range schema {
+		for _, flag := range flagsOf(s.flag) {
+			if by := c.origin(flag); by != "" && out[s.key] == "" {
+				out[s.key] = by
+			}
+		}
+	}
+	return out
+}
+
+// flagsOf are the flags that decide what a setting decides.
+func flagsOf(flag string) []string {
+	switch flag {
+	case "":
+		return nil
+	case "model":
+		return []string{"model", "target", "no-model"}
+	case "thinking", "model-switch":
+		return []string{"no-" + flag}
+	case "lookup-drafts", "memory-guard":
+		return []string{flag, "no-" + flag}
+	case "api-key":
+		return []string{flag, "api-key-file"}
+	}
+	return []string{flag}
+}

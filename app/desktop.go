@@ -78,7 +78,7 @@ func newDesktop(v *config, dir string, out io.Writer, secret func() (string, err
 	if d.eng, err = newEngine(v, load); err != nil {
 		return nil, err
 	}
-	options := httpapi.Options{AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Settings: v.file, Web: resources.Web(), Owner: owner{d.eng, d.tail}}
+	options := httpapi.Options{AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Settings: v, Web: resources.Web(), Owner: owner{d.eng, d.tail}}
 	d.listeners = &listeners{port: v.GetInt("port"), chosen: v.IsSet("port"), keys: keyList, token: newKey(), secret: secret, hosts: func() ([]string, error) { return lanHosts(d.v.now()) }, log: log,
 		handler: func(keys []string) *httpapi.Server {
 			o := options

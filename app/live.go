@@ -204,14 +204,11 @@ func reload(ctx context.Context, eng *engine.Engine, r engine.LoadRequest, log *
 	}
 }
 
-// defaultPort is where a server listens that is not told otherwise.
-const defaultPort = 8080
-
 // portFindings tells who holds the port of a server that does not run.
 func portFindings(ctx context.Context, v *config) []engine.Finding {
 	port := v.GetInt("port")
 	if port == 0 {
-		port = defaultPort
+		return nil // any will do
 	}
 	c, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), time.Second)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"sparkbar/engine"
 	"sparkbar/engine/machine"
@@ -402,7 +403,9 @@ func doctorCommand() *cobra.Command {
 		}
 		return report(cmd.OutOrStdout(), list, v.GetBool("json"))
 	}}
-	modelFlags(cmd)
+	modelFlags(cmd) // what a server would run with, from settings and environment
+	serverFlags(cmd)
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = true })
 	cmd.Flags().String("url", "", "examine the machine of that server")
 	cmd.Flags().String("key", "", "API key of that server")
 	cmd.Flags().Bool("json", false, "print JSON")

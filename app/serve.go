@@ -291,7 +291,7 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 		_ = eng.Close(context.Background())
 		return err
 	}
-	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile, Log: log, Settings: v.file, Web: resources.Web(), Owner: owner{eng, tail}})
+	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile, Log: log, Settings: v, Web: resources.Web(), Owner: owner{eng, tail}})
 	base := "http://" + ln.Addr().String()
 	fmt.Fprintf(stdout, "listening on %s   (OpenAI base_url: %s/v1, Anthropic base_url: %s)\n", base, base, base)
 	if len(apiKeys) > 0 {

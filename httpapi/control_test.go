@@ -418,6 +418,9 @@ type memorySettings map[string]any
 
 func (m memorySettings) Path() string           { return "/etc/x.yaml" }
 func (m memorySettings) Values() map[string]any { return m }
+func (m memorySettings) Locked() map[string]string {
+	return map[string]string{"server.port": "--port"}
+}
 func (m memorySettings) Change(c map[string]json.RawMessage) error {
 	for k, v := range c {
 		if strings.HasPrefix(k, "bad") {

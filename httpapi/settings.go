@@ -15,6 +15,9 @@ type Settings interface {
 	Path() string
 	// Values are those that are in force, each a value that JSON can write.
 	Values() map[string]any
+	// Locked are settings that a flag or an environment variable decides, by
+	// key, with its name: what the file says of them has no effect.
+	Locked() map[string]string
 	// Change sets the given keys, null removes one; all or none. A bad key or
 	// value is a *SettingError.
 	Change(map[string]json.RawMessage) error
@@ -31,13 +34,15 @@ func (e *SettingError) Error() string { return e.Message }
 type settingsReply struct {
 	Path   string         `json:"path"`
 	Values map[string]any `json:"values"`
+	// Locked are those that a flag or variable decides, with its name.
+	Locked map[string]string `json:"locked"`
 }
 
 func (s *Server) adminSettings(c *gin.Context) *apiError {
 	if s.options.Settings == nil {
 		return noSettings()
 	}
-	s.reply(c, http.StatusOK, settingsReply{s.options.Settings.Path(), s.options.Settings.Values()})
+	s.reply(c, http.StatusOK, settingsReply{s.options.Settings.Path(), s.options.Settings.Values(), s.options.Settings.Locked()})
 	return nil
 }
 

@@ -224,6 +224,9 @@ func (c *Client) Integrations(ctx context.Context) ([]Integration, error) {
 type Settings struct {
 	Path   string                     `json:"path"`
 	Values map[string]json.RawMessage `json:"values"`
+	// Locked are settings that a flag or an environment variable of the server
+	// decides, with its name.
+	Locked map[string]string `json:"locked"`
 }
 
 // Settings reads the settings in force.
