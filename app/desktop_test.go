@@ -65,7 +65,10 @@ func (h *screen) Copy(text string) error {
 func (h *screen) Open(s string) error      { return h.note("open %s", s) }
 func (h *screen) Browse(url string) error  { return h.note("browse %s", url) }
 func (h *screen) Reveal(path string) error { return h.note("reveal %s", path) }
-func (h *screen) Trash(path string) error  { return h.note("trash %s", path) }
+func (h *screen) Trash(path string) error {
+	_ = h.note("trash %s", path)
+	return os.Rename(path, filepath.Join(filepath.Dir(filepath.Dir(path)), "trash"))
+}
 func (h *screen) Log() error               { return h.note("log") }
 func (h *screen) Edit(path string) error   { return h.note("edit %s", path) }
 func (h *screen) Notify(a, b string) error { return h.note("notify %s: %s", a, b) }
@@ -141,7 +144,9 @@ func (x *deskApp) until(what string, ok func() bool) {
 	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			s := x.ctl.State()
-			x.t.Fatalf("never: %s\n%s, problem %q, the host did %q\n%s", what, s.Phase(), s.Problem, x.host.did, x.log())
+			x.host.mu.Lock()
+			defer x.host.mu.Unlock()
+			x.t.Fatalf("never: %s\n%s, problem %q, the host did %q and was asked %+v\n%s", what, s.Phase(), s.Problem, x.host.did, x.host.asked, x.log())
 		}
 	}
 }

@@ -6,14 +6,14 @@
 set -eu
 identity=$1 profile=${2:-}
 cd "$(dirname "$0")/.."
-version=$(git describe --tags --always --dirty 2>/dev/null || echo dev)
+version=$(packaging/version.sh)
 mkdir -p dist build/darwin
 go run ./packaging/mac patch
 export MACOSX_DEPLOYMENT_TARGET=14.0
 for arch in arm64 amd64; do
   clang=$([ $arch = arm64 ] && echo arm64 || echo x86_64)
   GOOS=darwin GOARCH=$arch CGO_ENABLED=1 CC="clang -arch $clang -mmacosx-version-min=14.0" \
-    go build -modfile build/darwin/go.mod -trimpath -ldflags "-s -w -X main.version=$version" -o dist/sparkbar-$arch ./app
+    go build -modfile build/darwin/go.mod -trimpath -ldflags "-s -w -X main.version=$version -X main.releases=${UPDATES:-}" -o dist/sparkbar-$arch ./app
 done
 lipo -create -output dist/sparkbar dist/sparkbar-arm64 dist/sparkbar-amd64
 app=dist/Sparkbar.app

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"text/template"
 )
@@ -19,27 +20,36 @@ type BundleOptions struct {
 	Binary   string // the linked program
 	Template string // Info.plist.tmpl
 	License  string // "" = none
-	Version  string // as git describes it
+	Version  string // as version.sh prints it
 	Out      string // the folder Sparkbar.app to make; it is replaced
 }
 
-var tagVersion = regexp.MustCompile(`^v?(\d+(?:\.\d+){1,2})(?:-(\d+)-g[0-9a-f]+)?(?:-dirty)?$`)
+var (
+	tagVersion = regexp.MustCompile(`^v?(\d+)\.(\d+)(?:\.(\d+))?(?:-(\d+)-g[0-9a-f]+)?(?:-dirty)?$`)
+	devVersion = regexp.MustCompile(`^(\d+\.\d+\.\d+)-dev(?:\+(\d+)\.[0-9a-f]+(?:\.dirty)?)?$`)
+)
 
-// Versions turns what `git describe` says into the two versions of a bundle:
-// three numbers for people, and a number that grows with each commit.
-func Versions(describe string) (short, build string) {
-	m := tagVersion.FindStringSubmatch(describe)
+// perPatch is how many commits between two releases the build version tells
+// apart.
+const perPatch = 1000
+
+// Versions turns what version.sh prints into the two versions of a bundle: three
+// numbers for people (CFBundleShortVersionString), and three that grow with each
+// commit (CFBundleVersion); before the first tag those are 0.0 and the commits.
+func Versions(version string) (short, build string, err error) {
+	if m := devVersion.FindStringSubmatch(version); m != nil {
+		if m[2] == "" {
+			m[2] = "0"
+		}
+		return m[1], "0.0." + m[2], nil
+	}
+	m := tagVersion.FindStringSubmatch(version)
 	if m == nil {
-		return "0.0.0", "0"
+		return "", "", fmt.Errorf("%q is no version; a tag is called v1.2.3", version)
 	}
-	short, build = m[1], m[2]
-	if strings.Count(short, ".") == 1 {
-		short += ".0"
-	}
-	if build == "" {
-		build = "0"
-	}
-	return short, short + "." + build
+	patch, _ := strconv.Atoi(m[3]) // absent: 0
+	commits, _ := strconv.Atoi(m[4])
+	return fmt.Sprintf("%s.%s.%d", m[1], m[2], patch), fmt.Sprintf("%s.%s.%d", m[1], m[2], patch*perPatch+min(commits, perPatch-1)), nil
 }
 
 // Bundle makes the folder that macOS shows as the app. It is not signed yet.
@@ -52,7 +62,10 @@ func Bundle(o BundleOptions) error {
 	if err != nil {
 		return err
 	}
-	short, build := Versions(o.Version)
+	short, build, err := Versions(o.Version)
+	if err != nil {
+		return err
+	}
 	var info bytes.Buffer
 	if err := t.Execute(&info, map[string]string{"Version": escapeXML(short), "Build": escapeXML(build)}); err != nil {
 		return err
@@ -128,7 +141,7 @@ func CheckBundle(app string) error {
 	text("CFBundlePackageType", `^APPL$`)
 	text("CFBundleInfoDictionaryVersion", `^6\.0$`)
 	text("CFBundleShortVersionString", `^\d+\.\d+\.\d+$`)
-	text("CFBundleVersion", `^\d+(\.\d+){0,3}$`)
+	text("CFBundleVersion", `^\d+(\.\d+){0,2}$`)
 	text("NSPrincipalClass", `^NSApplication$`)
 	icon := text("CFBundleIconFile", `^\w+$`)
 	low := text("LSMinimumSystemVersion", `^\d+\.\d+$`)

@@ -78,7 +78,7 @@ func TestReadMachO(t *testing.T) {
 func bundled(t *testing.T, arch string) string {
 	t.Helper()
 	app := filepath.Join(t.TempDir(), "Sparkbar.app")
-	if err := Bundle(BundleOptions{Binary: program(t, arch), Template: "../Info.plist.tmpl", License: "../LICENSE", Version: "v1.2-7-gabcdef0", Out: app}); err != nil {
+	if err := Bundle(BundleOptions{Binary: program(t, arch), Template: "../Info.plist.tmpl", License: "../LICENSE", Version: "1.2-7-gabcdef0", Out: app}); err != nil {
 		t.Fatal(err)
 	}
 	if err := Sign(app, "15.0"); err != nil {
@@ -104,7 +104,7 @@ func TestBundle(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		info, err := os.ReadFile(filepath.Join(app, "Contents/Info.plist"))
-		if err != nil || !bytes.Contains(info, []byte("<string>1.2.0</string>")) || !bytes.Contains(info, []byte("<string>1.2.0.7</string>")) {
+		if err != nil || !bytes.Contains(info, []byte("<string>1.2.0</string>")) || !bytes.Contains(info, []byte("<string>1.2.7</string>")) {
 			t.Errorf("%v %s", err, info)
 		}
 		if err := Sign(app, ""); err != nil { // again, over the old signature
@@ -181,11 +181,21 @@ func TestPlistRefusals(t *testing.T) {
 }
 
 func TestVersions(t *testing.T) {
-	for in, want := range map[string]string{"v1.4.0": "1.4.0 1.4.0.0", "v1.4-12-gdeadbee": "1.4.0 1.4.0.12", "1.4.2-3-gdeadbee-dirty": "1.4.2 1.4.2.3", "dev": "0.0.0 0", "33d0f15": "0.0.0 0", "v1.4.0-dirty": "1.4.0 1.4.0.0"} {
-		short, build := Versions(in)
-		if got := short + " " + build; got != want {
-			t.Errorf("%s: %s, want %s", in, got, want)
+	for in, want := range map[string]string{"v1.4.0": "1.4.0 1.4.0", "v1.4-12-gdeadbee": "1.4.0 1.4.12", "1.4.2-3-gdeadbee-dirty": "1.4.2 1.4.2003", "1.4.2-30000-gdeadbee": "1.4.2 1.4.2999", "1.4.0-dirty": "1.4.0 1.4.0",
+		"0.1.0-dev+148.8ad2d93a": "0.1.0 0.0.148", "0.1.0-dev+148.8ad2d93a.dirty": "0.1.0 0.0.148", "0.1.0-dev": "0.1.0 0.0.0"} {
+		short, build, err := Versions(in)
+		if got := short + " " + build; got != want || err != nil {
+			t.Errorf("%s: %s %v, want %s", in, got, err, want)
 		}
+	}
+	for _, in := range []string{"dev", "33d0f15", "", "v1", "1.2.3.4", "1.2-beta"} {
+		if short, build, err := Versions(in); err == nil {
+			t.Errorf("%s: %s %s", in, short, build)
+		}
+	}
+	out, err := exec.Command("./version.sh").Output() // with git and without
+	if _, _, bad := Versions(strings.TrimSpace(string(out))); err != nil || bad != nil {
+		t.Errorf("version.sh prints %q: %v %v", out, err, bad)
 	}
 }
 

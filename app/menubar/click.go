@@ -113,7 +113,7 @@ func Click(s State, id, arg string) (Effect, *Dialog) {
 	case "model.trash":
 		return nothing, &Dialog{ID: "trash", Title: "Move " + name(arg) + " to the Trash?",
 			Text:    "It takes " + gigabytes(m.Bytes) + " GB. You can put it back from the Trash, or download it again.",
-			Buttons: []Button{{"Move to Trash", Effect{Do: VerbTrash, Arg: m.Path}}, cancelButton()}}
+			Buttons: []Button{{"Move to Trash", Effect{Do: VerbTrash, Arg: m.folder()}}, cancelButton()}}
 	case "models.browse":
 		return Effect{Do: VerbOpen, Arg: "models"}, nil
 	case "decoding.mode":

@@ -319,21 +319,26 @@ func (s *State) order() []LocalModel {
 	known := func(id string) bool {
 		return slices.ContainsFunc(list, func(m LocalModel) bool { return m.ID == id })
 	}
-	for _, id := range append([]string{s.serving()}, s.Recent...) {
+	recent := make([]string, 0, len(s.Recent))
+	for _, id := range s.Recent {
+		recent = append(recent, s.listed(id))
+	}
+	loaded := s.inMemory()
+	for _, id := range append([]string{loaded}, recent...) {
 		if id != "" && !known(id) {
 			list = append(list, LocalModel{ID: id, Complete: true, Source: "unknown"})
 		}
 	}
 	rank := func(m LocalModel) int {
-		switch i := slices.Index(s.Recent, m.ID); {
+		switch i := slices.Index(recent, m.ID); {
 		case m.Pinned:
 			return -2
-		case m.ID == s.serving():
+		case m.ID == loaded:
 			return -1
 		case i >= 0:
 			return i
 		}
-		return len(s.Recent)
+		return len(recent)
 	}
 	slices.SortStableFunc(list, func(a, b LocalModel) int {
 		if d := rank(a) - rank(b); d != 0 {
@@ -345,12 +350,12 @@ func (s *State) order() []LocalModel {
 }
 
 func (s *State) modelRows() []Item {
-	phase := s.Phase()
+	phase, inMemory := s.Phase(), s.inMemory()
 	idle := phase != Cancelling
 	var rows []Item
 	for _, m := range s.order() {
-		loaded := m.ID == s.serving()
-		loading := phase != Ready && s.Health.Progress != nil && m.ID == s.Health.Progress.Model
+		loaded := m.ID == inMemory
+		loading := phase != Ready && s.Health.Progress != nil && m.ID == s.listed(s.Health.Progress.Model)
 		mark := "○"
 		switch {
 		case loaded:

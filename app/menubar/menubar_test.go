@@ -107,6 +107,7 @@ func TestClicks(t *testing.T) {
 		{s, "model.copy", fixtureModel, Effect{Do: VerbCopy, Arg: "model.copy", Text: fixtureModel}},
 		{s, "model.pin", fixtureModel, Effect{Do: VerbPin, Arg: fixtureModel}},
 		{s, "model.reveal", fixtureModel, Effect{Do: VerbReveal, Arg: "/m/tiny"}},
+		{play(s, ModelsSeen{{ID: "org/x", Path: "/hub/models--org--x/snapshots/0123", Source: "cache", Complete: true}}), "model.reveal", "org/x", Effect{Do: VerbReveal, Arg: "/hub/models--org--x/snapshots/0123"}},
 		{s, "model.options", fixtureNext, Effect{Do: VerbOpen, Arg: "models/" + fixtureNext}},
 		{s, "models.browse", "", Effect{Do: VerbOpen, Arg: "models"}},
 		{s, "decoding.mode", "baseline", Effect{Do: VerbLoad, Arg: "org/" + fixtureModel, Load: LoadOptions{Mode: "baseline"}}},
@@ -444,4 +445,50 @@ func FuzzDecode(f *testing.F) {
 		}
 		consistent(t, play(base(t), e), true)
 	})
+}
+
+// TestTrash: what goes to the Trash is all that the cache keeps of a model, and
+// nothing above it.
+func TestTrash(t *testing.T) {
+	for path, want := range map[string]string{"/hub/models--org--x/snapshots/0123": "/hub/models--org--x", "/m/tiny": "/m/tiny", "/models--a--b": "/models--a--b", "": ""} {
+		s := play(base(t), ModelsSeen{{ID: "org/x", Path: path, Source: "cache", Complete: true}})
+		_, d := Click(s, "model.trash", "org/x")
+		if path == "" { // part of the program
+			if d != nil {
+				t.Errorf("asks %+v", d)
+			}
+			continue
+		}
+		if d == nil || d.Buttons[0].Effect.Do != VerbTrash || d.Buttons[0].Effect.Arg != want {
+			t.Errorf("%s: %+v", path, d)
+		}
+	}
+}
+
+// TestLoadedInTheList: the loaded model is found in the list whatever the server
+// calls it, so that it is marked and not listed twice.
+func TestLoadedInTheList(t *testing.T) {
+	for _, c := range []struct{ health, local, path string }{
+		{`{"status":"ok","model":"other","target":"me/other"}`, "me/other", "/hub/models--me--other/snapshots/1"},
+		{`{"status":"ok","model":"mlx","target":"/m/mlx"}`, "mine", "/m/mlx"},
+		{`{"status":"ok","model":"demo","target":"demo"}`, "demo", ""},
+		{`{"status":"ok","model":"other"}`, "me/other", "/x"},
+		{`{"status":"loading","serving":"other","progress":{"model":"org/next"}}`, "me/other", "/x"},
+	} {
+		s := play(base(t), ModelsSeen{{ID: c.local, Path: c.path, Complete: true, Kind: "model"}, {ID: "org/next", Complete: true, Kind: "model"}}, health(t, c.health))
+		s.Recent = s.Recent[:1]
+		models, _ := Menu(s).Find("models", "")
+		var titles []string
+		for _, it := range models.Items {
+			if it.ID == "model" {
+				titles = append(titles, it.Title)
+			}
+		}
+		if len(titles) < 2 || !strings.HasPrefix(titles[0], "● ") || strings.Count(strings.Join(titles, " "), "●") != 1 || strings.Contains(c.health, "loading") && !slices.Contains(titles, "◐ next") {
+			t.Errorf("%s: %q", c.health, titles)
+		}
+		if it, _ := Menu(s).Find("model.unload", c.local); it.Hidden || !it.Enabled {
+			t.Errorf("%s: %+v", c.health, it)
+		}
+	}
 }

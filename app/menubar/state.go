@@ -2,7 +2,9 @@ package menubar
 
 import (
 	"maps"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"sparkbar/httpapi/client"
@@ -90,6 +92,17 @@ type LocalModel struct {
 	Modes []string
 	// NoDrafter means that its drafter is known and not on disk.
 	NoDrafter bool
+}
+
+// folder is all that the hub cache keeps of a model: Path is one revision in it,
+// which is only links.
+func (m LocalModel) folder() string {
+	for dir := m.Path; path.Dir(dir) != dir; dir = path.Dir(dir) {
+		if strings.HasPrefix(path.Base(dir), "models--") {
+			return dir
+		}
+	}
+	return m.Path
 }
 
 // Fit tells why a model may be too large for this machine.
@@ -359,6 +372,33 @@ func (s *State) spokeLately() bool {
 	return !s.spoke.IsZero() && s.Now.Sub(s.spoke) < speedStays
 }
 
+// listed is the id under which the list of models has one that the server calls
+// name: that is the id, its last part, or the folder.
+func (s *State) listed(name string) string {
+	for _, same := range []func(LocalModel) bool{
+		func(m LocalModel) bool { return m.ID == name },
+		func(m LocalModel) bool { return m.Path != "" && m.Path == name },
+		func(m LocalModel) bool { return m.Kind != "drafter" && path.Base(m.ID) == name },
+	} {
+		if i := slices.IndexFunc(s.Local, same); i >= 0 && name != "" {
+			return s.Local[i].ID
+		}
+	}
+	return name
+}
+
+// inMemory is the id of the model that answers, as the list has it.
+func (s *State) inMemory() string {
+	if s.Health.Status == "ok" && s.Health.Target != "" {
+		if id := s.listed(s.Health.Target); id != s.Health.Target || s.Health.Model == "" {
+			return id
+		} else if _, ok := s.local(id); ok {
+			return id
+		}
+	}
+	return s.listed(s.serving())
+}
+
 func (s *State) local(id string) (LocalModel, bool) {
 	i := slices.IndexFunc(s.Local, func(m LocalModel) bool { return m.ID == id })
 	if i < 0 {
@@ -396,7 +436,7 @@ func (s *State) remember(id string) {
 func (s *State) modes() map[string]bool {
 	m := map[string]bool{"auto": true, "lookup": true, "baseline": true}
 	have := map[string]bool{s.Health.Mode: true}
-	if l, ok := s.local(s.serving()); ok {
+	if l, ok := s.local(s.inMemory()); ok {
 		for _, mode := range l.Modes {
 			have[mode] = true
 		}

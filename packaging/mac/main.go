@@ -46,7 +46,11 @@ func run(args []string) error {
 	case len(args) == 2 && args[0] == "cask":
 		return cask(args[1])
 	case len(args) == 2 && args[0] == "prepare":
-		return packaging.Bundle(packaging.BundleOptions{Binary: filepath.Join("dist", "sparkbar"), Template: "Info.plist.tmpl", License: "LICENSE", Version: version(), Out: args[1]})
+		v, err := version()
+		if err != nil {
+			return err
+		}
+		return packaging.Bundle(packaging.BundleOptions{Binary: filepath.Join("dist", "sparkbar"), Template: "Info.plist.tmpl", License: "LICENSE", Version: v, Out: args[1]})
 	}
 	if len(args) != 2 || !slices.Contains([]string{"arm64", "amd64"}, args[1]) {
 		return errors.New("usage: mac build|check|bundle arm64|amd64, mac cask URL, mac patch, or mac prepare APP")
@@ -141,14 +145,8 @@ func stubs() (dir string, libs []packaging.Library, err error) {
 	return dir, libs, os.Rename(tmp, dir)
 }
 
-// version of the program, from the repository's tags.
-func version() string {
-	v, err := output("git", "describe", "--tags", "--always", "--dirty")
-	if err != nil {
-		return "dev"
-	}
-	return v
-}
+// version of the program, from the repository.
+func version() (string, error) { return output(filepath.Join("packaging", "version.sh")) }
 
 func build(arch string) error {
 	modfile, err := patched()
@@ -175,8 +173,12 @@ func build(arch string) error {
 		"CGO_CFLAGS=-O2 "+flags, "CGO_CXXFLAGS=-O2 "+flags, "CGO_OBJCFLAGS=-O2 "+flags,
 		fmt.Sprintf("CGO_LDFLAGS=-F%s -L%s", frameworks, filepath.Join(dir, "usr", "lib")),
 		"ZIG_GLOBAL_CACHE_DIR="+mustAbs(cache("zig-global")), "ZIG_LOCAL_CACHE_DIR="+mustAbs(cache("zig-local")))
+	v, err := version()
+	if err != nil {
+		return err
+	}
 	jobs := min(runtime.NumCPU(), 2) // each may take a gigabyte
-	cmd := exec.Command("go", "build", "-p", fmt.Sprint(jobs), "-modfile", modfile, "-trimpath", "-ldflags", "-s -w -X main.version="+version(), "-o", binary(arch), "./app")
+	cmd := exec.Command("go", "build", "-p", fmt.Sprint(jobs), "-modfile", modfile, "-trimpath", "-ldflags", "-s -w -X main.version="+v+" -X main.releases="+os.Getenv("UPDATES"), "-o", binary(arch), "./app")
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, os.Stdout, os.Stderr
 	err = cmd.Run()
 	// zig leaves a file of this name where cgo feeds it a program on its input.
@@ -244,8 +246,11 @@ func bundle(arch string) error {
 	}
 	dir := filepath.Join("dist", arch)
 	app := filepath.Join(dir, packaging.AppName+".app")
-	v := version()
-	err := packaging.Bundle(packaging.BundleOptions{Binary: binary(arch), Template: "Info.plist.tmpl", License: "LICENSE", Version: v, Out: app})
+	v, err := version()
+	if err != nil {
+		return err
+	}
+	err = packaging.Bundle(packaging.BundleOptions{Binary: binary(arch), Template: "Info.plist.tmpl", License: "LICENSE", Version: v, Out: app})
 	if err == nil {
 		err = packaging.Sign(app, sdk)
 	}
@@ -258,7 +263,10 @@ func bundle(arch string) error {
 	if err != nil {
 		return err
 	}
-	image := image(arch)
+	image, err := image(arch)
+	if err != nil {
+		return err
+	}
 	if err := packaging.DiskImage(app, packaging.AppName, image); err != nil {
 		return err
 	}
@@ -271,17 +279,32 @@ func bundle(arch string) error {
 }
 
 // image is the name of the disk image for arch.
-func image(arch string) string {
-	short, _ := packaging.Versions(version())
-	return filepath.Join("dist", fmt.Sprintf("%s-%s-%s.dmg", packaging.AppName, short, arch))
+func image(arch string) (string, error) {
+	v, err := version()
+	if err != nil {
+		return "", err
+	}
+	short, _, err := packaging.Versions(v)
+	return filepath.Join("dist", fmt.Sprintf("%s-%s-%s.dmg", packaging.AppName, short, arch)), err
 }
 
 // cask writes the recipe by which brew installs the disk images.
 func cask(releases string) error {
-	short, _ := packaging.Versions(version())
+	v, err := version()
+	if err != nil {
+		return err
+	}
+	short, _, err := packaging.Versions(v)
+	if err != nil {
+		return err
+	}
 	sums := map[string]string{}
 	for _, arch := range []string{"arm64", "amd64"} {
-		b, err := os.ReadFile(image(arch))
+		file, err := image(arch)
+		if err != nil {
+			return err
+		}
+		b, err := os.ReadFile(file)
 		if err != nil {
 			return fmt.Errorf("the disk image is missing; run mac bundle %s first: %w", arch, err)
 		}
