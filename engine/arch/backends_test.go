@@ -5,6 +5,7 @@ import (
 
 	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
+	"sparkbar/metalkern/metaltest"
 )
 
 // backends are those that every golden must pass on.
@@ -16,4 +17,10 @@ func backends(t testing.TB) []compute.Backend {
 	}
 	t.Cleanup(func() { exact.Close() })
 	return []compute.Backend{compute.NewReference(), exact}
+}
+
+// TestGoldensOnMetal runs the goldens on the Metal kernels, emulated.
+func TestGoldensOnMetal(t *testing.T) {
+	metaltest.Need(t)
+	eachCheckpointOn(t, func(t testing.TB) []compute.Backend { return metaltest.Also(t) }, testGolden)
 }

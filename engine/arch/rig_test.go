@@ -147,6 +147,10 @@ var kindsOfCache = map[string]bool{
 
 // eachCheckpoint runs f for every tiny checkpoint on every backend.
 func eachCheckpoint(t *testing.T, f func(t *testing.T, b compute.Backend, dir string)) {
+	eachCheckpointOn(t, backends, f)
+}
+
+func eachCheckpointOn(t *testing.T, backends func(testing.TB) []compute.Backend, f func(t *testing.T, b compute.Backend, dir string)) {
 	paths, err := filepath.Glob("../testdata/models/*/*/golden.json")
 	if err != nil || len(paths) < 57 {
 		t.Fatalf("found %d goldens, %v", len(paths), err)

@@ -1,0 +1,84 @@
+package decode_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	"sparkbar/engine/cpu"
+	"sparkbar/engine/decode"
+	"sparkbar/metalkern/metaltest"
+	"sparkbar/resources"
+)
+
+// TestIdentityOnMetal is TestIdentity on the Metal kernels, emulated, with fewer
+// tokens; and the answers are those of the CPU in float32.
+func TestIdentityOnMetal(t *testing.T) {
+	metaltest.Need(t)
+	if testing.Short() {
+		t.Skip("the plain run does this: the race detector does not watch the kernels")
+	}
+	text, err := os.ReadFile("../testdata/demo/expected.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var x struct {
+		Prompts []struct {
+			IDs []int32 `json:"prompt_ids"`
+		}
+	}
+	if err := json.Unmarshal(text, &x); err != nil || len(x.Prompts) < 10 {
+		t.Fatal(len(x.Prompts), err)
+	}
+	generate := func(r *decode.Runner, j decode.Job) decode.Outcome {
+		t.Helper()
+		j.MaxTokens, j.End, j.Logprobs = 24, map[int32]bool{0: true, 2: true}, -1
+		out, err := r.Generate(context.Background(), j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	exact, err := cpu.New(cpu.Options{Threads: 1, Exact: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	onCPU := openDemo(t, exact).runner(t, nil)
+	defer onCPU.Close()
+	b, _ := metaltest.Open(t, metaltest.Build{}, metaltest.Order{})
+	d := openDemo(t, b)
+	plain := d.runner(t, nil)
+	defer plain.Close()
+	_, dspark := resources.Demo()
+	ds, df := d.runner(t, d.drafter(t, dspark)), d.runner(t, d.drafter(t, resources.DemoDFlash()))
+	defer ds.Close()
+	defer df.Close()
+	rounds, tokens := 0, 0
+	for i, p := range x.Prompts[:4] {
+		want := generate(plain, decode.Job{Prompt: p.IDs, Mode: decode.Baseline, NoStore: true}).Tokens
+		if cpu := generate(onCPU, decode.Job{Prompt: p.IDs, Mode: decode.Baseline, NoStore: true}).Tokens; !slices.Equal(cpu, want) {
+			t.Errorf("prompt %d: %v\non the CPU: %v", i, want, cpu)
+		}
+		check := func(name string, r *decode.Runner, j decode.Job) {
+			t.Helper()
+			j.Prompt, j.NoStore = p.IDs, true
+			out := generate(r, j)
+			rounds, tokens = rounds+out.Rounds, tokens+len(out.Tokens)
+			if !slices.Equal(out.Tokens, want) {
+				t.Errorf("%s, prompt %d: %v\nwithout speculation: %v", name, i, out.Tokens, want)
+			}
+		}
+		for _, cap := range []int{2, 7} {
+			check(fmt.Sprintf("dspark cap %d", cap), ds, decode.Job{Mode: decode.Draft, Cap: cap})
+			check(fmt.Sprintf("dflash cap %d", cap), df, decode.Job{Mode: decode.Draft, Cap: cap})
+		}
+		check("lookup", plain, decode.Job{Mode: decode.Lookup, LongLookup: 5})
+		r := d.runner(t, &oracle{answer: append(slices.Clone(p.IDs), want...), wrong: i%2 == 0, vocab: int32(d.model.Vocab)})
+		check("oracle", r, decode.Job{Mode: decode.Draft, Cap: 4})
+		r.Close()
+	}
+	t.Logf("%d tokens in %d rounds", tokens, rounds)
+}
