@@ -113,7 +113,7 @@ func modelFlags(cmd *cobra.Command) {
 	f.String("calibrations", "", "file that keeps what rounds cost on this machine (default: in the user's cache folder)")
 	f.Int("threads", 0, "threads of the CPU backend (0 = all cores)")
 	f.Bool("exact", false, "float32 arithmetic everywhere (slower)")
-	f.String("backend", "cpu", "cpu or reference")
+	f.String("backend", "cpu", "cpu, metal (on trial: it has not met a GPU yet) or reference")
 	takeUnused(f, unusedModelFlags)
 }
 

@@ -1,0 +1,26 @@
+// The C side of metalkern.Device on macOS. Structs as in device.go.
+#pragma once
+#include <stdint.h>
+
+typedef struct { uint32_t pipeline, barrier, groups[3], threads, binds, bind, args, arg_bytes, shared; } mk_dispatch;
+typedef struct { uint32_t buffer, pad; uint64_t off, len; } mk_bind;
+typedef struct { uint32_t index, bits; } mk_constant;
+typedef struct mk_device mk_device;
+
+// Functions that can fail return 0 and a text of at most size bytes in err.
+mk_device *mk_open(char *err, int size);
+void mk_close(mk_device *);
+void mk_name(mk_device *, char *name, int size);
+// mk_library compiles a kernel file for the given version of the language, such
+// as 3 << 16 | 1; what it returns is for mk_pipeline.
+uint32_t mk_library(mk_device *, const char *source, uint32_t version, char *err, int size);
+uint32_t mk_pipeline(mk_device *, uint32_t library, const char *kernel, const mk_constant *c, int n, char *err, int size);
+uint32_t mk_alloc(mk_device *, uint64_t bytes, void **mem);
+// mk_wrap makes the pages around bytes that stay mapped known; off is where the
+// bytes begin in the buffer.
+uint32_t mk_wrap(mk_device *, const void *mem, uint64_t bytes, uint64_t *off);
+void mk_free(mk_device *, uint32_t buffer);
+// mk_submit encodes the list into one command buffer and commits it.
+uint64_t mk_submit(mk_device *, const mk_dispatch *d, int n, const mk_bind *b, const char *args, char *err, int size);
+// mk_wait waits for the end and says how long the GPU worked; 0 = it failed.
+int mk_wait(mk_device *, uint64_t ticket, double *seconds, char *err, int size);

@@ -1,0 +1,179 @@
+// Device on Metal. Reference counts are by hand, as in the rest of the program;
+// tables of objects are plain arrays, because ids are small numbers.
+#import <Foundation/Foundation.h>
+#import <Metal/Metal.h>
+#include "bridge_darwin.h"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct { id *at; uint32_t n, cap; } table;
+
+struct mk_device {
+  id<MTLDevice> dev;
+  id<MTLCommandQueue> queue;
+  id<MTLBuffer> none; // what is bound where a kernel has no use for a buffer
+  table libraries, pipelines, buffers, running;
+};
+
+static int fail(char *err, int size, NSString *text) {
+  const char *s = text ? [text UTF8String] : NULL;
+  strlcpy(err, s ? s : "unknown error", (size_t)size);
+  return 0;
+}
+
+// put keeps an object that the caller retained and returns its id, from 1 on.
+static uint32_t put(table *t, id x) {
+  for (uint32_t i = 0; i < t->n; i++)
+    if (!t->at[i]) { t->at[i] = x; return i + 1; }
+  if (t->n == t->cap) {
+    uint32_t cap = t->cap ? 2 * t->cap : 64;
+    id *at = realloc(t->at, cap * sizeof(id));
+    if (!at) { [x release]; return 0; }
+    t->at = at, t->cap = cap;
+  }
+  t->at[t->n++] = x;
+  return t->n;
+}
+static id get(table *t, uint64_t i) { return i && i <= t->n ? t->at[i - 1] : nil; }
+static void drop(table *t, uint64_t i) {
+  if (!get(t, i)) return;
+  [t->at[i - 1] release];
+  t->at[i - 1] = nil;
+}
+static void clear_table(table *t) {
+  for (uint32_t i = 0; i < t->n; i++) [t->at[i] release];
+  free(t->at);
+}
+
+mk_device *mk_open(char *err, int size) {
+  @autoreleasepool {
+    id<MTLDevice> dev = MTLCreateSystemDefaultDevice();
+    if (!dev) return (void *)(intptr_t)fail(err, size, @"this machine has no Metal device");
+    if (![dev supportsFamily:MTLGPUFamilyApple7]) {
+      fail(err, size, @"the GPU is older than M1");
+      [dev release];
+      return NULL;
+    }
+    mk_device *d = calloc(1, sizeof *d);
+    d->dev = dev;
+    d->queue = [dev newCommandQueue];
+    d->none = [dev newBufferWithLength:256 options:MTLResourceStorageModeShared];
+    if (!d->queue || !d->none) {
+      fail(err, size, @"the Metal device has no command queue");
+      mk_close(d);
+      return NULL;
+    }
+    return d;
+  }
+}
+
+void mk_close(mk_device *d) {
+  @autoreleasepool {
+    clear_table(&d->running);
+    clear_table(&d->buffers);
+    clear_table(&d->pipelines);
+    clear_table(&d->libraries);
+    [d->none release];
+    [d->queue release];
+    [d->dev release];
+    free(d);
+  }
+}
+
+void mk_name(mk_device *d, char *name, int size) {
+  @autoreleasepool { fail(name, size, [d->dev name]); }
+}
+
+uint32_t mk_library(mk_device *d, const char *source, uint32_t version, char *err, int size) {
+  @autoreleasepool {
+    MTLCompileOptions *o = [[[MTLCompileOptions alloc] init] autorelease];
+    [o setLanguageVersion:(MTLLanguageVersion)version];
+    [o setFastMathEnabled:NO]; // NaN and infinity mean something, and exp must be exact to the last bits
+    NSError *e = nil;
+    id<MTLLibrary> l = [d->dev newLibraryWithSource:[NSString stringWithUTF8String:source] options:o error:&e];
+    return l ? put(&d->libraries, l) : (uint32_t)fail(err, size, [e localizedDescription]);
+  }
+}
+
+uint32_t mk_pipeline(mk_device *d, uint32_t library, const char *kernel, const mk_constant *c, int n, char *err, int size) {
+  @autoreleasepool {
+    MTLFunctionConstantValues *values = [[[MTLFunctionConstantValues alloc] init] autorelease];
+    for (int i = 0; i < n; i++) [values setConstantValue:&c[i].bits type:MTLDataTypeUInt atIndex:c[i].index];
+    NSError *e = nil;
+    id<MTLLibrary> l = get(&d->libraries, library);
+    id<MTLFunction> f = [l newFunctionWithName:[NSString stringWithUTF8String:kernel] constantValues:values error:&e];
+    if (!f) return (uint32_t)fail(err, size, [e localizedDescription]);
+    id<MTLComputePipelineState> p = [d->dev newComputePipelineStateWithFunction:f error:&e];
+    [f release];
+    return p ? put(&d->pipelines, p) : (uint32_t)fail(err, size, [e localizedDescription]);
+  }
+}
+
+uint32_t mk_alloc(mk_device *d, uint64_t bytes, void **mem) {
+  @autoreleasepool {
+    id<MTLBuffer> b = [d->dev newBufferWithLength:(NSUInteger)bytes options:MTLResourceStorageModeShared];
+    if (!b) return 0;
+    *mem = [b contents];
+    memset(*mem, 0, (size_t)bytes);
+    return put(&d->buffers, b);
+  }
+}
+
+uint32_t mk_wrap(mk_device *d, const void *mem, uint64_t bytes, uint64_t *off) {
+  @autoreleasepool {
+    uintptr_t page = (uintptr_t)getpagesize(), from = (uintptr_t)mem & ~(page - 1);
+    uintptr_t to = ((uintptr_t)mem + (uintptr_t)bytes + page - 1) & ~(page - 1);
+    *off = (uintptr_t)mem - from;
+    id<MTLBuffer> b = [d->dev newBufferWithBytesNoCopy:(void *)from length:to - from options:MTLResourceStorageModeShared deallocator:nil];
+    return b ? put(&d->buffers, b) : 0;
+  }
+}
+
+void mk_free(mk_device *d, uint32_t buffer) { drop(&d->buffers, buffer); }
+
+uint64_t mk_submit(mk_device *d, const mk_dispatch *list, int n, const mk_bind *binds, const char *args, char *err, int size) {
+  @autoreleasepool {
+    id<MTLCommandBuffer> cb = [d->queue commandBuffer];
+    id<MTLComputeCommandEncoder> enc = [cb computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent];
+    if (!enc) return (uint64_t)fail(err, size, @"no command buffer");
+    NSString *bad = nil;
+    uint32_t now = 0;
+    for (int i = 0; i < n && !bad; i++) {
+      const mk_dispatch *x = list + i;
+      if (x->barrier) [enc memoryBarrierWithScope:MTLBarrierScopeBuffers];
+      id<MTLComputePipelineState> p = get(&d->pipelines, x->pipeline);
+      if (!p) { bad = @"a dispatch has no pipeline"; break; }
+      if (x->threads > [p maxTotalThreadsPerThreadgroup]) { bad = @"the GPU has too few registers for a kernel's threadgroups"; break; }
+      if (x->pipeline != now) [enc setComputePipelineState:p];
+      now = x->pipeline;
+      [enc setBytes:args + x->args length:x->arg_bytes atIndex:0];
+      for (uint32_t j = 0; j < x->binds; j++) {
+        const mk_bind *b = binds + x->bind + j;
+        id<MTLBuffer> m = b->buffer ? get(&d->buffers, b->buffer) : d->none;
+        if (!m) { bad = @"a dispatch uses memory that was freed"; break; }
+        [enc setBuffer:m offset:b->buffer ? (NSUInteger)b->off : 0 atIndex:j + 1];
+      }
+      if (x->shared) [enc setThreadgroupMemoryLength:x->shared atIndex:0];
+      MTLSize grid = {x->groups[0], x->groups[1], x->groups[2]}, threads = {x->threads, 1, 1};
+      if (!bad) [enc dispatchThreadgroups:grid threadsPerThreadgroup:threads];
+    }
+    [enc endEncoding];
+    if (bad) return (uint64_t)fail(err, size, bad); // the command buffer goes uncommitted
+    [cb commit];
+    return put(&d->running, [cb retain]);
+  }
+}
+
+int mk_wait(mk_device *d, uint64_t ticket, double *seconds, char *err, int size) {
+  @autoreleasepool {
+    id<MTLCommandBuffer> cb = get(&d->running, ticket);
+    if (!cb) return fail(err, size, @"no such command buffer");
+    [cb waitUntilCompleted];
+    *seconds = [cb GPUEndTime] - [cb GPUStartTime];
+    int ok = [cb status] == MTLCommandBufferStatusCompleted;
+    if (!ok) fail(err, size, [cb error] ? [[cb error] localizedDescription] : @"the command buffer did not complete");
+    drop(&d->running, ticket);
+    return ok;
+  }
+}

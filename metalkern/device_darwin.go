@@ -1,0 +1,145 @@
+//go:build darwin && cgo
+
+package metalkern
+
+/*
+#cgo CFLAGS: -x objective-c -fblocks -Werror=objc-method-access -Werror=incompatible-pointer-types -Werror=unguarded-availability-new
+#cgo LDFLAGS: -framework Metal -framework Foundation
+#include <stdlib.h>
+#include "bridge_darwin.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"unsafe"
+)
+
+// languageVersion is MSL 3.1, of macOS 14.
+const languageVersion = 3<<16 | 1
+
+// metalDevice is the system's GPU.
+type metalDevice struct {
+	dev       *C.mk_device
+	sources   []Source
+	libraries map[string]C.uint32_t // by file
+	pins      map[uint32]*runtime.Pinner
+}
+
+// Open returns the GPU of this machine. Kernel files are compiled when the first
+// of their kernels is asked for. It fails where there is no Apple GPU.
+func Open() (Device, error) {
+	sources, err := Sources()
+	if err != nil {
+		return nil, err
+	}
+	var msg [1024]C.char
+	dev := C.mk_open(&msg[0], C.int(len(msg)))
+	if dev == nil {
+		return nil, fmt.Errorf("%w: %s", ErrNoDevice, C.GoString(&msg[0]))
+	}
+	return &metalDevice{dev: dev, sources: sources, libraries: map[string]C.uint32_t{}, pins: map[uint32]*runtime.Pinner{}}, nil
+}
+
+func (d *metalDevice) Name() string {
+	var name [256]C.char
+	C.mk_name(d.dev, &name[0], C.int(len(name)))
+	return C.GoString(&name[0])
+}
+
+func (d *metalDevice) Alloc(bytes int) (Memory, error) {
+	var p unsafe.Pointer
+	id := C.mk_alloc(d.dev, C.uint64_t(bytes), &p)
+	if id == 0 {
+		return Memory{}, fmt.Errorf("the GPU has no room for a buffer of %d bytes", bytes)
+	}
+	return Memory{ID: uint32(id), Bytes: unsafe.Slice((*byte)(p), bytes)}, nil
+}
+
+func (d *metalDevice) Wrap(b []byte) (Memory, error) {
+	pin := &runtime.Pinner{}
+	pin.Pin(&b[0])
+	var off C.uint64_t
+	id := uint32(C.mk_wrap(d.dev, unsafe.Pointer(&b[0]), C.uint64_t(len(b)), &off))
+	if id == 0 {
+		pin.Unpin()
+		return Memory{}, fmt.Errorf("the GPU cannot map a weight of %d bytes", len(b))
+	}
+	d.pins[id] = pin
+	return Memory{ID: id, Off: uint64(off), Bytes: b}, nil
+}
+
+func (d *metalDevice) Free(m Memory) {
+	C.mk_free(d.dev, C.uint32_t(m.ID))
+	if pin := d.pins[m.ID]; pin != nil {
+		pin.Unpin()
+		delete(d.pins, m.ID)
+	}
+}
+
+func (d *metalDevice) Pipeline(kernel string, constants []Constant) (uint32, error) {
+	i := slices.IndexFunc(d.sources, func(s Source) bool { return slices.Contains(s.Kernels, kernel) })
+	if i < 0 {
+		return 0, errors.New("there is no such kernel")
+	}
+	var msg [8192]C.char
+	src := d.sources[i]
+	lib, ok := d.libraries[src.Name]
+	if !ok {
+		text := C.CString(src.Text)
+		defer C.free(unsafe.Pointer(text))
+		if lib = C.mk_library(d.dev, text, languageVersion, &msg[0], C.int(len(msg))); lib == 0 {
+			return 0, fmt.Errorf("%s does not compile: %s", src.Name, C.GoString(&msg[0]))
+		}
+		d.libraries[src.Name] = lib
+	}
+	name := C.CString(kernel)
+	defer C.free(unsafe.Pointer(name))
+	id := C.mk_pipeline(d.dev, lib, name, (*C.mk_constant)(unsafe.Pointer(unsafe.SliceData(constants))), C.int(len(constants)), &msg[0], C.int(len(msg)))
+	if id == 0 {
+		return 0, errors.New(C.GoString(&msg[0]))
+	}
+	return uint32(id), nil
+}
+
+func (d *metalDevice) Submit(l *List) (Fence, error) {
+	var msg [1024]C.char
+	t := C.mk_submit(d.dev, (*C.mk_dispatch)(unsafe.Pointer(unsafe.SliceData(l.Dispatches))), C.int(len(l.Dispatches)), (*C.mk_bind)(unsafe.Pointer(unsafe.SliceData(l.Binds))),
+		(*C.char)(unsafe.Pointer(unsafe.SliceData(l.Args))), &msg[0], C.int(len(msg)))
+	if t == 0 {
+		return nil, errors.New("metal: " + C.GoString(&msg[0]))
+	}
+	return &metalFence{d: d, ticket: t}, nil
+}
+
+func (d *metalDevice) Close() error {
+	C.mk_close(d.dev)
+	for _, pin := range d.pins {
+		pin.Unpin()
+	}
+	d.pins = nil
+	return nil
+}
+
+// metalFence is a command buffer.
+type metalFence struct {
+	d      *metalDevice
+	ticket C.uint64_t // 0: it was waited for
+	err    error
+}
+
+func (f *metalFence) Wait() error {
+	if f.ticket == 0 {
+		return f.err
+	}
+	var seconds C.double
+	var msg [1024]C.char
+	if C.mk_wait(f.d.dev, f.ticket, &seconds, &msg[0], C.int(len(msg))) == 0 {
+		f.err = errors.New("metal: " + C.GoString(&msg[0]))
+	}
+	f.ticket = 0
+	return f.err
+}
