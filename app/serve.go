@@ -220,8 +220,14 @@ func backendOf(v *config) (func() (compute.Backend, error), error) {
 			return nil, &usageError{err}
 		}
 		return func() (compute.Backend, error) { return cpu.New(o) }, b.Close()
+	case "metal":
+		b, err := openMetal()
+		if err != nil {
+			return nil, &usageError{err}
+		}
+		return openMetal, b.Close()
 	default:
-		return nil, &usageError{fmt.Errorf("--backend must be cpu or reference, got '%s'", name)}
+		return nil, &usageError{fmt.Errorf("--backend must be cpu, metal or reference, got '%s'", name)}
 	}
 }
 
