@@ -75,3 +75,33 @@ func TestRegistry(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// TestWorkingSet: an Apple GPU may use a part of the memory only, and a model
+// has to fit into that.
+func TestWorkingSet(t *testing.T) {
+	mac := machine.Chip{OS: "darwin", Arch: "arm64"}
+	for _, c := range []struct {
+		chip machine.Chip
+		m    machine.Memory
+		want uint64
+	}{
+		{machine.Chip{OS: "linux", Arch: "arm64"}, machine.Memory{Total: 64 * gib}, 0},
+		{machine.Chip{OS: "darwin", Arch: "amd64"}, machine.Memory{Total: 64 * gib}, 0},
+		{mac, machine.Memory{}, 0},
+		{mac, machine.Memory{Total: 24 * gib}, 16 * gib},
+		{mac, machine.Memory{Total: 64 * gib}, 48 * gib},
+		{mac, machine.Memory{Total: 64 * gib, WiredLimitMB: 57344}, 56 * gib},
+	} {
+		if got := workingSet(c.chip, c.m); got != c.want {
+			t.Errorf("%+v %+v: %d, want %d", c.chip, c.m, got, c.want)
+		}
+	}
+	e := New(Options{Chip: mac, Memory: func() machine.Memory { return machine.Memory{Total: 24 * gib, Available: 23 * gib} }})
+	defer e.Close(t.Context())
+	if f := e.Fit(models.Model{ID: "org/m", Bytes: 17 * gib, Context: 4096}, 0); f.Verdict != models.TooBig || f.Limit != 16*gib {
+		t.Errorf("%+v", f)
+	}
+	if f := e.Fit(models.Model{ID: "org/m", Bytes: 12 * gib, Context: 4096}, 0); f.Verdict != models.Fits {
+		t.Errorf("%+v", f)
+	}
+}

@@ -137,16 +137,7 @@ func (e *Engine) fit(p *plan) error {
 	if p.drafterFiles != nil {
 		n.Drafter, n.DrafterContext = p.drafterFiles.Bytes(), models.GeometryOf(p.drafterFiles.Config())
 	}
-	var m models.Memory
-	if e.opts.Memory != nil {
-		now := e.opts.Memory()
-		m = models.Memory{Total: now.Total, Free: now.Available}
-		e.mu.Lock()
-		if e.model != nil && m.Free > 0 { // it can be unloaded first
-			m.Free += uint64(e.model.info.WeightBytes + e.model.info.DrafterBytes)
-		}
-		e.mu.Unlock()
-	}
+	m := e.memoryNow()
 	p.need = n.Fit(m)
 	f := p.need
 	if m.Total == 0 {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"sparkbar/engine/machine"
 	"sparkbar/engine/models"
 )
 
@@ -83,15 +84,36 @@ func (e *Engine) Fit(m models.Model, context int) models.Fit {
 			n.Drafter, n.DrafterContext = d.Bytes, d.Geometry
 		}
 	}
-	var now models.Memory
-	if e.opts.Memory != nil {
-		r := e.opts.Memory()
-		now = models.Memory{Total: r.Total, Free: r.Available}
-		e.mu.Lock()
-		if e.model != nil { // it makes room
-			now.Free += uint64(e.model.info.WeightBytes + e.model.info.DrafterBytes)
-		}
-		e.mu.Unlock()
+	return n.Fit(e.memoryNow())
+}
+
+// memoryNow is the memory for another model than the loaded one, which makes
+// room for it.
+func (e *Engine) memoryNow() models.Memory {
+	if e.opts.Memory == nil {
+		return models.Memory{}
 	}
-	return n.Fit(now)
+	now := e.opts.Memory()
+	m := models.Memory{Total: now.Total, Free: now.Available, WorkingSet: workingSet(e.opts.Chip, now)}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.model != nil && m.Free > 0 {
+		m.Free += uint64(e.model.info.WeightBytes + e.model.info.DrafterBytes)
+	}
+	return m
+}
+
+// workingSet is the part of the memory that the GPU of an Apple chip may use: the
+// limit that its owner has set, else what macOS recommends by itself, which is
+// two thirds, or three quarters of more than 32 GB. 0 = there is no such limit.
+func workingSet(c machine.Chip, m machine.Memory) uint64 {
+	switch {
+	case !c.AppleSilicon():
+		return 0
+	case m.WiredLimitMB > 0:
+		return uint64(m.WiredLimitMB) << 20
+	case m.Total > 32*gib:
+		return m.Total / 4 * 3
+	}
+	return m.Total / 3 * 2
 }
