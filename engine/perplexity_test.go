@@ -105,7 +105,7 @@ func TestPerplexity(t *testing.T) {
 	if len(ids) < 2000 {
 		t.Fatalf("the text has %d tokens", len(ids))
 	}
-	path := filepath.Join(dir, "model.gguf")
+	path := filepath.Join(dir, "mlx")
 	exact := perplexity(t, path, true, 0, ids)
 	fast := perplexity(t, path, false, 0, ids)
 	t.Logf("%d tokens: perplexity %.4f exact, %.4f with int8 activations (%+.3f %%)", len(ids), exact, fast, 100*(fast/exact-1))

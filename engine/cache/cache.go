@@ -662,6 +662,26 @@ func (s *Seq) Reserve(n int) error {
 	return nil
 }
 
+// Pad adds n positions whose keys and values are those of the page before, where
+// only time matters: for measurements. State stays as it is. The sequence must
+// have a whole page.
+func (s *Seq) Pad(n int) error {
+	from, to := s.length/compute.PageSize, blocks(s.length+n)
+	if from == 0 {
+		return errors.New("a sequence without a whole page cannot be padded")
+	}
+	if err := s.Reserve(n); err != nil {
+		return err
+	}
+	for i, g := range s.c.groups {
+		for b := from; b < to; b++ {
+			s.c.copyPage(g, s.tables[i][b], s.tables[i][from-1])
+		}
+	}
+	s.Advance(n)
+	return nil
+}
+
 // Advance commits the first keep rows of the sequence's last step; the others
 // never were.
 func (s *Seq) Advance(keep int) {

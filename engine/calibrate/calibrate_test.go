@@ -222,6 +222,18 @@ func TestCurveJSON(t *testing.T) {
 	}
 }
 
+func TestRising(t *testing.T) {
+	c := NewCurve(map[int]float64{1: 5, 2: 9, 3: 7, 4: 7, 8: 12, 16: 11}).Rising()
+	for x, want := range map[int]float64{1: 5, 2: 7, 3: 7, 4: 7, 8: 11, 16: 11} {
+		if got := c.At(x); got != want {
+			t.Errorf("%v at %d, want %v", got, x, want)
+		}
+	}
+	if !(Curve{}).Rising().Empty() || Constant(3).Rising().At(7) != 3 {
+		t.Error("degenerate curves")
+	}
+}
+
 func TestCostsJSON(t *testing.T) {
 	in := `{"verify":{"1":5,"4":8},"drafter":14,"overhead":1.5,"verify_depth":{"d0":512,"d1":16384,"slope":{"1":0.001}},"verify_grid":{"2":{"1":9,"2":11}}}`
 	var c Costs

@@ -46,6 +46,17 @@ func Constant(y float64) Curve {
 // Empty reports whether the curve has no points.
 func (c Curve) Empty() bool { return len(c.points) == 0 }
 
+// Rising returns the curve without what only disturbances explain: a value is
+// never above that of a larger x, since more work takes no less time and other
+// programs only ever add to it.
+func (c Curve) Rising() Curve {
+	out := Curve{points: slices.Clone(c.points), scalar: c.scalar}
+	for i := len(out.points) - 2; i >= 0; i-- {
+		out.points[i].y = min(out.points[i].y, out.points[i+1].y)
+	}
+	return out
+}
+
 // Points returns where the curve is known, ascending.
 func (c Curve) Points() []int {
 	var list []int

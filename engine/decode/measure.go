@@ -17,6 +17,10 @@ const (
 	measureCalls  = 3
 	measureDepth  = 512
 	measureBudget = 5 * time.Second
+	// farDepth is the context of the second measurement, farBytes the most memory
+	// that it may fill.
+	farDepth = 4096
+	farBytes = 256 << 20
 )
 
 // Measure times what a round costs on this machine: a verify forward of each
@@ -111,7 +115,31 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 			return nil, err
 		}
 	}
-	costs := &calibrate.Costs{Verify: calibrate.NewCurve(widths), Drafter: calibrate.NewCurve(drafter)}
+	costs := &calibrate.Costs{Verify: calibrate.NewCurve(widths).Rising(), Drafter: calibrate.NewCurve(drafter).Rising()}
+	if g.drafts != nil {
+		// What a whole round of full acceptance takes beyond the two: the drafter
+		// reads the rows that stay.
+		const drafts = 2
+		whole, err := point(func() error {
+			if _, err := g.drafts.Propose(draft.Request{Pending: ids[0], Cap: drafts, Sampler: g.sampler, Stop: &g.stop}); err != nil {
+				return err
+			}
+			g.plan(ids[:drafts+1], allRows)
+			if err := forward(&g.share); err != nil {
+				return err
+			}
+			return g.keep(drafts + 1)
+		})
+		if err != nil {
+			return nil, err
+		}
+		costs.Overhead = max(0, whole-costs.Verify.At(drafts+1)-costs.Drafter.At(drafts))
+	}
+	if far := r.farDepth(); far > 0 && !late() {
+		if costs.Depth, err = g.deeper(far, widest, costs, verify); err != nil {
+			return nil, err
+		}
+	}
 
 	seqs := []*cache.Seq{g.seq}
 	defer func() {
@@ -137,9 +165,45 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 		}
 	}
 	if len(batch) > 0 {
-		costs.Grid = map[int]calibrate.Curve{len(seqs): calibrate.NewCurve(batch)}
+		costs.Grid = map[int]calibrate.Curve{len(seqs): calibrate.NewCurve(batch).Rising()}
 	}
 	return costs, nil
+}
+
+// farDepth is the depth that a second measurement is made at, as far as memory
+// that is set aside anyway and is quick to fill allows; 0 = nowhere.
+func (r *Runner) farDepth() int {
+	most := min(farDepth, r.opts.Positions-measureDepth, int(farBytes/max(r.t.cache.PositionBytes(), 1)))
+	if most < 4*measureDepth || len(r.active) > 0 {
+		return 0
+	}
+	return most
+}
+
+// deeper measures how verification grows with the context, at the smallest, the
+// middle and the largest width; nil where there is no room for it.
+func (g *generation) deeper(far, widest int, costs *calibrate.Costs, verify func([]*cache.Seq, int) (float64, error)) (*calibrate.DepthCosts, error) {
+	q, err := g.seq.Fork()
+	if err != nil {
+		return nil, nil
+	}
+	defer q.Close()
+	near := q.Len()
+	if q.Pad(far-near) != nil {
+		return nil, nil
+	}
+	slope := map[int]float64{}
+	for _, w := range []int{1, (widest + 1) / 2, widest} {
+		if slope[w] > 0 {
+			continue
+		}
+		ms, err := verify([]*cache.Seq{q}, w)
+		if err != nil {
+			return nil, err
+		}
+		slope[w] = max(0, ms-costs.Verify.At(w)) / float64(far-near)
+	}
+	return &calibrate.DepthCosts{From: near, To: far, Slope: calibrate.NewCurve(slope)}, nil
 }
 
 // close drops what a generation holds without storing it.

@@ -1,0 +1,41 @@
+package cache
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestPad: a padded sequence sees copies of its last page, shares none of them,
+// and gives all of them back.
+func TestPad(t *testing.T) {
+	m := newToy(t, Options{Positions: 20 * page, Sequences: 3}, full, window(30))
+	a := text(1, 2*page+5)
+	q := m.seq()
+	defer q.Close()
+	m.add(q, a)
+	f, err := q.Fork()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Pad(5*page - 1); err != nil {
+		t.Fatal(err)
+	}
+	if f.Len() != len(a)+5*page-1 {
+		t.Fatalf("%d positions", f.Len())
+	}
+	// What a row sees: two pages, then six times the second one, cut.
+	want := slices.Concat(a[:2*page], a[page:2*page], a[page:2*page], a[page:2*page], a[page:2*page], a[page:2*page], a[page:2*page])[:f.Len()]
+	next := text(2, 3)
+	m.expect("padded", m.add(f, next), want, next)
+	m.expect("its origin", m.add(q, next), a, next)
+	short := m.seq()
+	defer short.Close()
+	m.add(short, text(3, page-1))
+	if short.Pad(1) == nil {
+		t.Error("there is no page to copy")
+	}
+	if f.Pad(100*page) == nil {
+		t.Error("there is no room")
+	}
+}
