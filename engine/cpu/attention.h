@@ -26,19 +26,6 @@ INL kv_row kv_at(const sb_kv *kv, uintptr_t mem, int64_t page_bytes, int64_t dim
 	return (kv_row){p + i * n, scales + i * g, scales + rows * g + i * g};
 }
 
-static uint16_t f32_f16(float f) {
-	uint32_t u = f32_bits(f), sign = u >> 16 & 0x8000;
-	u &= 0x7fffffff;
-	if (u > 0x7f800000)
-		return sign | 0x7e00;
-	if (u >= 0x477ff000) // 65520 and above
-		return sign | 0x7c00;
-	if (u < 0x38800000) // subnormal: let the addition of 2^-24 * 2^23 round
-		return sign | (uint16_t)(f32_bits(bits_f32(u) + 0.5f) - 0x3f000000);
-	u += 0xfff + (u >> 13 & 1) - 0x38000000;
-	return sign | (uint16_t)(u >> 13);
-}
-
 static uint16_t f32_bf16(float f) {
 	uint32_t u = f32_bits(f);
 	return f != f ? (u >> 16 | 0x40) : (u + 0x7fff + (u >> 16 & 1)) >> 16;
@@ -108,13 +95,11 @@ INL const float *kv_load(const sb_kv *kv, kv_row from, int64_t n, float *buf) {
 	return buf;
 }
 
-// A chunk is one head of K or of V, all rows in order.
-static void run_kvwrite(const void *args, int64_t chunk, uint8_t *scratch) {
-	const sb_kvwrite *a = args;
+// Side i of a cache is head i of K, or head i - heads of V: all rows in order.
+static void write_side(const sb_kvwrite *a, int64_t i) {
 	const sb_kv *kv = &a->kv;
-	(void)scratch;
-	const int64_t head = chunk % kv->heads;
-	const int is_v = chunk >= kv->heads;
+	const int64_t head = i % kv->heads;
+	const int is_v = i >= kv->heads;
 	const int64_t dim = is_v ? kv->vdim : kv->kdim;
 	for (int64_t r = 0; r < a->k.rows; r++) {
 		const int64_t pos = irow(a->pos, 0)[r];
@@ -125,6 +110,14 @@ static void run_kvwrite(const void *args, int64_t chunk, uint8_t *scratch) {
 			continue;
 		kv_store(kv, kv_at(kv, is_v ? kv->v : kv->k, is_v ? kv->vpage : kv->kpage, dim, page, head, pos % PAGE), row(is_v ? a->v : a->k, r) + head * dim, dim);
 	}
+}
+
+static void run_kvwrite(const void *args, int64_t chunk, uint8_t *scratch) {
+	const sb_kvwrite *a = args;
+	(void)scratch;
+	const int64_t sides = a->kv.v ? 2 * a->kv.heads : a->kv.heads;
+	for (int64_t i = chunk * a->sides, end = min64(i + a->sides, sides); i < end; i++)
+		write_side(a, i);
 }
 
 // Partial softmax sums of one query head: largest score, sum of exp(score - max),
@@ -172,8 +165,8 @@ static kv_page page_load(const sb_kv *kv, int64_t page, int64_t head, int64_t fr
 	return p;
 }
 
-// score[h][j..j+3] = q[h] . k[j..j+3] for n query heads, n <= 4.
-INL void scores_of(int n, const float *q, int64_t dim, const float *k, int64_t ldk, float *score) {
+// score[h][j..j+3] = q[h] . k[j..j+3] for n queries, n <= 4.
+INL void scores_of(int n, const float *const *q, int64_t dim, const float *k, int64_t ldk, float *score) {
 	vf acc[4][4];
 #pragma GCC unroll 4
 	for (int h = 0; h < n; h++)
@@ -187,7 +180,7 @@ INL void scores_of(int n, const float *q, int64_t dim, const float *k, int64_t l
 			kv[j] = v_load(k + j * ldk + i, dim - i);
 #pragma GCC unroll 4
 		for (int h = 0; h < n; h++) {
-			vf qv = v_load(q + h * dim + i, dim - i);
+			vf qv = v_load(q[h] + i, dim - i);
 #pragma GCC unroll 4
 			for (int j = 0; j < 4; j++)
 				acc[h][j] = v_fma(qv, kv[j], acc[h][j]);
@@ -230,41 +223,46 @@ INL void values_of(int n, int vecs, const float *score, int64_t from, int64_t to
 				v_store(p[h].acc + i, acc[h][c], left);
 }
 
-// Heads that share a loaded vector: as many as the registers hold.
+// Queries that share a loaded vector: as many as the registers hold.
 #if defined(SB_AVX512) || defined(SB_NEON)
-enum { HEAD_TILE = 4 };
+enum { QUERY_TILE = 4 };
 #else
-enum { HEAD_TILE = 2 };
+enum { QUERY_TILE = 2 };
 #endif
 
-// One row and one KV head (a->per query heads) over positions [from, to) of a
-// page, into p[h]. Rows that are loaded but not visible do no harm to scores,
-// which are overwritten, and are not read as values.
-static void attend_page(const sb_attention *a, const float *q, const kv_page *kv, int64_t from, int64_t to, partial *p, float *score) {
-	const int64_t g = a->per, kd = a->kv.kdim, vd = a->kv.vdim;
-	for (int64_t j = from & ~3; j < to; j += 4)
-		for (int64_t h = 0, n; h < g; h += n) {
+#define QUERIES(n, call)                     \
+	switch (n) {                         \
+	case 1: call(1); break;              \
+	case 2: call(2); break;              \
+	case 3: call(QUERY_TILE - 1); break; \
+	case 4: call(QUERY_TILE); break;     \
+	}
+
+// Query i sees positions [from[i], to[i]) of a page; n of them, which all lie in
+// the loaded [first, last). Rows that are loaded but not visible do no harm to
+// scores, which are overwritten, and are not read as values.
+static void attend_page(const sb_attention *a, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, const kv_page *kv, int64_t first, int64_t last, partial *p, float *score) {
+	const int64_t kd = a->kv.kdim, vd = a->kv.vdim;
+	for (int64_t i = 0, m; i < n; i += m) {
+		m = min64(QUERY_TILE, n - i);
+		for (int64_t j = first & ~3; j < last; j += 4) {
 			const float *k = kv->k + j * kv->ldk;
-			float *s = score + h * PAGE + j;
-			n = g - h >= HEAD_TILE ? HEAD_TILE : g - h >= 2 ? 2 : 1;
-			if (n == 4)
-				scores_of(4, q + h * kd, kd, k, kv->ldk, s);
-			else if (n == 2)
-				scores_of(2, q + h * kd, kd, k, kv->ldk, s);
-			else
-				scores_of(1, q + h * kd, kd, k, kv->ldk, s);
+			float *s = score + i * PAGE + j;
+#define SCORES(m) scores_of(m, q + i, kd, k, kv->ldk, s)
+			QUERIES(m, SCORES)
 		}
-	for (int64_t h = 0; h < g; h++) {
-		float *s = score + h * PAGE;
+	}
+	for (int64_t i = 0; i < n; i++) {
+		float *s = score + i * PAGE;
 		for (int64_t j = 0; j < PAGE; j += W) {
 			vf t = v_ld(s + j) * a->scale;
 			if (a->softcap > 0)
 				t = a->softcap * v_tanh(t / a->softcap);
 			v_st(s + j, t);
 		}
-		for (int64_t j = 0; j < from; j++)
+		for (int64_t j = 0; j < from[i]; j++)
 			s[j] = -INFINITY;
-		for (int64_t j = to; j < PAGE; j++)
+		for (int64_t j = to[i]; j < PAGE; j++)
 			s[j] = -INFINITY;
 		const float m = largest(s, PAGE);
 		vf sum = {0};
@@ -273,23 +271,21 @@ static void attend_page(const sb_attention *a, const float *q, const kv_page *kv
 			v_st(s + j, e);
 			sum += e;
 		}
-		p[h].max = m;
-		p[h].sum = v_sum(sum);
+		p[i].max = m;
+		p[i].sum = v_sum(sum);
 	}
-	for (int64_t h = 0, n; h < g; h += n) {
-		const float *s = score + h * PAGE;
-		n = g - h >= HEAD_TILE ? HEAD_TILE : g - h >= 2 ? 2 : 1;
-		int64_t i = 0;
-		for (; i + 4 * W <= vd; i += 4 * W)
-			if (n == 4)
-				values_of(4, 4, s, from, to, kv->v, kv->ldv, 0, p + h, i);
-			else if (n == 2)
-				values_of(2, 4, s, from, to, kv->v, kv->ldv, 0, p + h, i);
-			else
-				values_of(1, 4, s, from, to, kv->v, kv->ldv, 0, p + h, i);
-		for (; i < vd; i += W)
-			for (int64_t one = 0; one < n; one++)
-				values_of(1, 1, s + one * PAGE, from, to, kv->v, kv->ldv, vd - i, p + h + one, i);
+	for (int64_t i = 0, m; i < n; i += m) {
+		const float *s = score + i * PAGE;
+		for (m = 1; m < QUERY_TILE && i + m < n && from[i + m] == from[i] && to[i + m] == to[i];)
+			m++;
+		int64_t c = 0;
+		for (; c + 4 * W <= vd; c += 4 * W) {
+#define VALUES(m) values_of(m, 4, s, from[i], to[i], kv->v, kv->ldv, 0, p + i, c)
+			QUERIES(m, VALUES)
+		}
+		for (; c < vd; c += W)
+			for (int64_t one = 0; one < m; one++)
+				values_of(1, 1, s + one * PAGE, from[i], to[i], kv->v, kv->ldv, vd - c, p + i + one, c);
 	}
 }
 
@@ -314,18 +310,22 @@ INL float *part_at(const sb_attention *a, int64_t r, int64_t h, int64_t block) {
 	return (float *)a->part + ((r * a->heads + h) * a->table.cols + block) * a->part_size;
 }
 
-// A chunk is (SB_ATTN_ROWS rows, KV head, range of pages); neighbouring rows of
-// one segment share the decoded pages. With one range the pages are merged at
-// once, else their partial sums are left for run_attnmerge; both merge in page
-// order.
+// A chunk is (rows, KV head, range of pages); neighbouring rows of one segment
+// share the decoded pages. With one range the pages are merged at once, else their
+// partial sums are left for run_attnmerge; both merge in page order. Query i of a
+// chunk is head i % per of row i / per.
 static void run_attention(const void *args, int64_t chunk, uint8_t *scratch) {
 	const sb_attention *a = args;
 	const int64_t split = chunk % a->splits, head = chunk / a->splits % a->kv.heads, tile = chunk / a->splits / a->kv.heads;
-	const int64_t g = a->per, vd = a->kv.vdim, end = min64((tile + 1) * SB_ATTN_ROWS, a->q.rows);
-	partial *whole = (partial *)scratch, *p = whole + SB_ATTN_ROWS * g;
-	float *accs = (float *)(p + g), *score = accs + g * padded(vd), *buf = score + g * PAGE;
-	memset(score, 0, g * PAGE * 4);
-	for (int64_t r0 = tile * SB_ATTN_ROWS, r1; r0 < end; r0 = r1) {
+	const int64_t g = a->per, vd = a->kv.vdim, kd = a->kv.kdim, end = min64((tile + 1) * a->rows, a->q.rows), most = a->rows * g;
+	partial *whole = (partial *)scratch, *p = whole + most;
+	const float **q = (const float **)(p + most);
+	int32_t *from_row = (int32_t *)(q + most); // which query of the chunk
+	uint8_t *from = (uint8_t *)(from_row + most), *to = from + most;
+	float *accs = (float *)(scratch + (most * (2 * sizeof(partial) + sizeof(float *) + 8) + 63) / 64 * 64);
+	float *score = accs + most * padded(vd), *buf = score + most * PAGE;
+	memset(score, 0, most * PAGE * 4);
+	for (int64_t r0 = tile * a->rows, r1; r0 < end; r0 = r1) {
 		const int64_t segment = irow(a->of, 0)[r0];
 		int64_t lo[SB_ATTN_ROWS], hi[SB_ATTN_ROWS], first = INT64_MAX, last = 0; // blocks that any row sees
 		for (r1 = r0; r1 < end && irow(a->of, 0)[r1] == segment; r1++) {
@@ -341,31 +341,32 @@ static void run_attention(const void *args, int64_t chunk, uint8_t *scratch) {
 		const int64_t blocks = last > first ? last - first : 0;
 		for (int64_t b = first + blocks * split / a->splits, bend = first + blocks * (split + 1) / a->splits; blocks > 0 && b < bend; b++) {
 			const int64_t page = page_of(a->table, &a->kv, segment, b);
-			int64_t from = PAGE, to = 0;
-			for (int64_t i = 0; i < r1 - r0; i++)
-				if (max64(lo[i], b * PAGE) < min64(hi[i], (b + 1) * PAGE)) {
-					from = min64(from, max64(lo[i] - b * PAGE, 0));
-					to = max64(to, min64(hi[i] - b * PAGE, PAGE));
-				}
-			kv_page kv = {0};
-			if (page >= 0 && from < to)
-				kv = page_load(&a->kv, page, head, from, to, buf);
+			int64_t n = 0, low = PAGE, high = 0;
 			for (int64_t i = 0; i < r1 - r0; i++) {
 				const int64_t rfrom = max64(lo[i] - b * PAGE, 0), rto = min64(hi[i] - b * PAGE, PAGE);
 				if (rfrom >= rto)
 					continue; // run_attnmerge does not look at this block either
-				for (int64_t h = 0; h < g; h++)
-					p[h] = (partial){0, -1, a->splits > 1 ? part_at(a, r0 + i, head * g + h, b) + 2 : accs + h * padded(vd)};
-				if (page >= 0)
-					attend_page(a, row(a->q, r0 + i) + head * g * a->kv.kdim, &kv, rfrom, rto, p, score);
-				for (int64_t h = 0; h < g; h++) {
-					if (a->splits > 1) {
-						float *part = part_at(a, r0 + i, head * g + h, b);
-						part[0] = p[h].max;
-						part[1] = p[h].sum;
-					} else if (page >= 0)
-						merge(&whole[i * g + h], &p[h], vd);
+				low = min64(low, rfrom);
+				high = max64(high, rto);
+				for (int64_t h = 0; h < g; h++, n++) {
+					q[n] = row(a->q, r0 + i) + (head * g + h) * kd;
+					from_row[n] = (int32_t)(i * g + h);
+					from[n] = (uint8_t)rfrom;
+					to[n] = (uint8_t)rto;
+					p[n] = (partial){0, -1, a->splits > 1 ? part_at(a, r0 + i, head * g + h, b) + 2 : accs + n * padded(vd)};
 				}
+			}
+			if (page >= 0 && n > 0) {
+				const kv_page kv = page_load(&a->kv, page, head, low, high, buf);
+				attend_page(a, n, q, from, to, &kv, low, high, p, score);
+			}
+			for (int64_t i = 0; i < n; i++) {
+				if (a->splits > 1) {
+					float *part = part_at(a, r0 + from_row[i] / g, head * g + from_row[i] % g, b);
+					part[0] = p[i].max;
+					part[1] = p[i].sum;
+				} else if (page >= 0)
+					merge(&whole[from_row[i]], &p[i], vd);
 			}
 		}
 		for (int64_t i = 0; i < (r1 - r0) * g && a->splits == 1; i++)

@@ -1,3 +1,5 @@
+//go:build cgo && unix
+
 package cpu
 
 import (
@@ -15,10 +17,16 @@ import (
 )
 
 // readBandwidth is the best rate, in bytes a second, at which all cores read a
-// block larger than the caches.
+// block larger than the caches, in large pages like packed weights.
 var readBandwidth = sync.OnceValue(func() float64 {
 	const size = 256 << 20
-	mem := make([]uint64, size/8)
+	block, err := mapMemory(size)
+	if err != nil {
+		panic(err)
+	}
+	defer syscall.Munmap(block)
+	adviseHuge(block)
+	mem := unsafe.Slice((*uint64)(unsafe.Pointer(&block[0])), size/8)
 	for i := range mem {
 		mem[i] = uint64(i)
 	}
@@ -45,21 +53,8 @@ var readBandwidth = sync.OnceValue(func() float64 {
 	return best
 })
 
-// affine4 returns a 4-bit weight in groups of 32 with bfloat16 scales.
-func affine4(name string, rows, cols int) layout.Matrix {
-	r := rand.New(rand.NewPCG(uint64(rows), uint64(cols)))
-	m := layout.Matrix{Name: name, Scheme: layout.Affine, Rows: rows, Cols: cols, Bits: 4, Group: 32, DType: layout.BF16, GlobalScale: 1}
-	m.Weight = make([]byte, m.Rows*m.RowBytes())
-	m.Scales, m.Biases = make([]byte, m.Rows*m.ScaleBytes()), make([]byte, m.Rows*m.ScaleBytes())
-	for i := 0; i+8 <= len(m.Weight); i += 8 {
-		*(*uint64)(unsafe.Pointer(&m.Weight[i])) = r.Uint64()
-	}
-	for i := 1; i < len(m.Scales); i += 2 { // about 0.01 and -0.08
-		m.Scales[i], m.Scales[i-1] = 0x3c, byte(r.Uint32())
-		m.Biases[i], m.Biases[i-1] = 0xbd, byte(r.Uint32())
-	}
-	return m
-}
+// ReadBandwidth is readBandwidth for the other test package.
+func ReadBandwidth() float64 { return readBandwidth() }
 
 // cpuTime is the processor time of this process: what an op costs when other
 // processes want the cores too.

@@ -51,9 +51,10 @@ func TestConformanceExact(t *testing.T) {
 }
 
 // int8Tolerance is relative to the sum of the magnitudes: half a step of 1/127 of
-// the largest of 32 activations each, most of which are smaller. What int8 means
-// to the last digit is TestInt8.
-const int8Tolerance = 1e-2
+// the largest of 32 activations each, most of which are smaller; and in groups of
+// 16, large weights may meet the smaller ones alone. What int8 means to the last
+// digit is TestInt8.
+const int8Tolerance = 2e-2
 
 func TestConformanceInt8(t *testing.T) {
 	eachLevel(t, func(t *testing.T, level string) {

@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -25,7 +26,7 @@ import (
 )
 
 // levelNames are all levels, best first.
-var levelNames = []string{"avx512", "avx2", "neon", "scalar"}
+var levelNames = []string{"amx", "avx512", "avxvnni", "avx2", "i8mm", "dotprod", "neon", "scalar"}
 
 // Levels returns the levels that this build has and this machine can run, best
 // first.
@@ -48,9 +49,12 @@ func findLevel(name string) *C.sb_level {
 type backend struct {
 	compute.SubmitCounter
 	level *C.sb_level
-	pool  *C.sb_pool
 	exact bool
+
+	mu    sync.Mutex // a model may be loaded while another runs
+	pool  *C.sb_pool // nil: closed
 	lower lowerer
+	slabs []*slab
 }
 
 // New returns a backend that owns a pool of threads until Close. It fails when
@@ -77,7 +81,7 @@ func New(o Options) (compute.Backend, error) {
 		return nil, fmt.Errorf("cpu: cannot start %d threads", threads)
 	}
 	b := &backend{level: level, pool: pool, exact: o.Exact}
-	b.lower.threads, b.lower.exact = threads, o.Exact
+	b.lower.threads, b.lower.exact, b.lower.lanes = threads, o.Exact, int(level.lanes)
 	return b, nil
 }
 
@@ -102,17 +106,58 @@ func mapMemory(bytes int) ([]byte, error) {
 	return syscall.Mmap(-1, 0, bytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|lazyFlag)
 }
 
+// slab is memory for packed weights: many matrices lie in one, so that the system
+// can back it with large pages. Reading a model from end to end at each token,
+// misses of the address translation would cost more than the reading.
+type slab struct {
+	mem  []byte // as mapped
+	free []byte // what is left of it
+	live int    // weights in it
+}
+
+const slabBytes, largePage = 32 << 20, 2 << 20
+
+// slab returns n bytes for a packed weight.
+func (b *backend) slab(n int) ([]byte, *slab, error) {
+	n = (n + 63) &^ 63
+	if k := len(b.slabs); k == 0 || len(b.slabs[k-1].free) < n {
+		size := (max(n, slabBytes) + largePage - 1) &^ (largePage - 1)
+		mem, err := mapMemory(size + largePage)
+		if err != nil {
+			return nil, nil, err
+		}
+		skip := int(-uintptr(unsafe.Pointer(&mem[0])) & (largePage - 1))
+		free := mem[skip : skip+size]
+		adviseHuge(free)
+		b.slabs = append(b.slabs, &slab{mem: mem, free: free})
+	}
+	s := b.slabs[len(b.slabs)-1]
+	part := s.free[:n:n]
+	s.free = s.free[n:]
+	s.live++
+	return part, s, nil
+}
+
+// release says that one weight less is in s.
+func (b *backend) release(s *slab) {
+	if s.live--; s.live == 0 {
+		b.slabs = slices.DeleteFunc(b.slabs, func(t *slab) bool { return t == s })
+		syscall.Munmap(s.mem)
+	}
+}
+
 // loaded is the Handle of a Weight.
 type loaded struct {
-	c      *C.sb_weight
-	packed []byte
-	pin    runtime.Pinner
+	c    *C.sb_weight
+	slab *slab // of the packed form, nil without one
+	pin  runtime.Pinner
 }
 
 // Load wraps the bytes of m where they lie. Bytes of the Go heap are pinned until
-// Unload; mapped bytes need nothing. Unless the backend is exact, affine weights of
-// 4 and 8 bits are also packed, which takes as much memory again: the mapped bytes
+// Unload; mapped bytes need nothing. Unless the backend is exact, quantized weights
+// are also packed (packed.h), which takes as much memory again: the mapped bytes
 // are then read only by Embed and may be dropped from memory (Weight.Repacked).
+// MXFP8, whose codes are no small integers, is not packed.
 func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 	rowBytes, scaleBytes, err := sizes(m)
 	if err != nil {
@@ -129,18 +174,39 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 		row_bytes: C.int64_t(rowBytes), scale_bytes: C.int64_t(scaleBytes), global: C.float(m.GlobalScale),
 	}
 	w := &compute.Weight{Matrix: m, Handle: h}
-	if !b.exact && b.level.pack != nil && m.Scheme == layout.Affine && (m.Bits == 4 || m.Bits == 8) && m.Rows > 0 && m.Cols > 0 {
-		n := int(C.sb_pack(b.level, h.c, nil))
-		if h.packed, err = mapMemory(n); err != nil {
-			b.Unload(w)
-			return nil, fmt.Errorf("%s: cannot allocate %d bytes for the packed weight: %w", m.Name, n, err)
+	if b.exact {
+		return w, nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := int(C.sb_pack_size(b.level, h.c)); n > 0 {
+		var packed []byte
+		if b.pool == nil {
+			err = errClosed
+		} else if packed, h.slab, err = b.slab(n); err != nil {
+			err = fmt.Errorf("cannot allocate %d bytes for the packed weight: %w", n, err)
+		} else {
+			h.c.packed = C.uintptr_t(uintptr(unsafe.Pointer(&packed[0])))
+			err = b.pack(h.c)
 		}
-		adviseHuge(h.packed)
-		C.sb_pack(b.level, h.c, (*C.uint8_t)(&h.packed[0]))
-		h.c.packed = h.address(h.packed)
+		if err != nil {
+			b.unload(w)
+			return nil, fmt.Errorf("%s: %w", m.Name, err)
+		}
 		w.Repacked = true
 	}
 	return w, nil
+}
+
+// pack fills w.packed on all threads.
+func (b *backend) pack(w *C.sb_weight) error {
+	b.lower.reset()
+	blocks := (int(w.rows) + int(b.level.lanes) - 1) / int(b.level.lanes) * int(w.batch)
+	if err := add(&b.lower, C.SB_PACK, blocks, C.sb_pack{w: C.uintptr_t(uintptr(unsafe.Pointer(w)))}); err != nil {
+		return err
+	}
+	C.sb_run(b.pool, b.lower.ops(), C.int64_t(b.lower.n), nil)
+	return nil
 }
 
 func (h *loaded) address(b []byte) C.uintptr_t {
@@ -153,14 +219,20 @@ func (h *loaded) address(b []byte) C.uintptr_t {
 
 // Unload frees what Load made. Unloading twice does nothing.
 func (b *backend) Unload(w *compute.Weight) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unload(w)
+}
+
+func (b *backend) unload(w *compute.Weight) {
 	h, ok := w.Handle.(*loaded)
 	if !ok {
 		return
 	}
 	w.Handle = nil
 	h.pin.Unpin()
-	if h.packed != nil {
-		syscall.Munmap(h.packed)
+	if h.slab != nil {
+		b.release(h.slab)
 	}
 	C.free(unsafe.Pointer(h.c))
 }
@@ -247,8 +319,10 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	if err := p.Err(); err != nil {
 		return nil, err
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.pool == nil {
-		return nil, errors.New("cpu: the backend is closed")
+		return nil, errClosed
 	}
 	b.Count(p.Label)
 	if err := b.lower.program(p); err != nil {
@@ -268,10 +342,14 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	return done, nil
 }
 
+var errClosed = errors.New("cpu: the backend is closed")
+
 var done, stopped compute.Pending = compute.Done{}, compute.Done{Err: compute.ErrStopped}
 
 // Close ends the threads and frees the memory. Closing twice does nothing.
 func (b *backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.pool != nil {
 		C.sb_pool_free(b.pool)
 		b.pool = nil

@@ -140,10 +140,7 @@ func dense(seed uint64, rows, cols int) layout.Matrix {
 // rows from 1 to 33, at any place, on any number of threads.
 func TestIdentityOfRows(t *testing.T) {
 	needKernels(t)
-	const most, out, in = 33, 50, 288
-	affine8 := affine4("affine8", out, in)
-	affine8.Bits = 8
-	affine8.Weight = append(slices.Clone(affine8.Weight), affine8.Weight...)
+	const most, out, in = 33, 50, 512
 	bf16 := dense(2, out, in/2+1) // any bytes are bfloat16 numbers, but keep them small
 	bf16.DType, bf16.Cols = layout.BF16, in+1
 	for i := range bf16.Weight {
@@ -152,17 +149,23 @@ func TestIdentityOfRows(t *testing.T) {
 		}
 	}
 	bf16.Weight = bf16.Weight[:out*(in+1)*2]
-	weights := map[string]layout.Matrix{"affine4": affine4("affine4", out, in), "affine8": affine8, "f32": dense(1, out, in), "bf16": bf16}
+	weights := map[string]layout.Matrix{"f32": dense(1, out, in), "bf16": bf16}
+	for _, m := range quantized(out, in) {
+		weights[m.Name] = m
+	}
 	eachLevel(t, func(t *testing.T, level string) {
 		for name, m := range weights {
 			for _, exact := range []bool{true, false} {
+				if exact && m.Scheme != layout.Dense && (m.Scheme != layout.Affine || m.Bits != 4) {
+					continue // one decoded to float32 is like another
+				}
 				r := rand.New(rand.NewPCG(5, 5))
 				x := make([]float32, most*m.Cols)
 				for i := range x {
 					x[i] = float32(r.NormFloat64())
 				}
 				var want []float32
-				for _, threads := range []int{1, 2, 3} {
+				for _, threads := range []int{1, 3} {
 					b := open(t, Options{Threads: threads, Exact: exact, Level: level})
 					w, err := b.Load(m)
 					if err != nil {
@@ -399,78 +402,174 @@ func TestSanitizers(t *testing.T) {
 	}
 }
 
+// TestArm64 builds these tests for 64-bit Arm and runs the ones about numbers on
+// an emulated processor that has every level.
+func TestArm64(t *testing.T) {
+	if testing.Short() || raceEnabled || runtime.GOARCH == "arm64" {
+		t.Skip("the plain run on another kind of processor does this")
+	}
+	cc, qemu := "aarch64-linux-gnu-gcc", "qemu-aarch64"
+	for _, tool := range []string{cc, qemu} {
+		if _, err := exec.LookPath(tool); err != nil {
+			skip(t, fmt.Sprintf("no %s to test the kernels for Arm with; run `make setup-cross`", tool))
+		}
+	}
+	bin := filepath.Join(t.TempDir(), "cpu.test")
+	build := exec.Command("go", "test", "-c", "-ldflags", "-linkmode external -extldflags -static", "-o", bin, ".")
+	build.Env = append(os.Environ(), "GOOS=linux", "GOARCH=arm64", "CGO_ENABLED=1", "CC="+cc)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go test -c for arm64: %v\n%s", err, out)
+	}
+	out, err := exec.Command(qemu, "-cpu", "max", bin, "-test.v", "-test.run", "^(TestInt8|TestIdentityOfRows|TestIdentityOfAttention|TestQuantGoldens|TestConformanceInt8)$").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, level := range []string{"i8mm", "dotprod", "neon"} {
+		if !strings.Contains(string(out), "PASS: TestInt8/level="+level+" ") {
+			t.Errorf("level %s was not tested:\n%s", level, out)
+		}
+	}
+}
+
+// affine4 returns a 4-bit weight in groups of 32 with bfloat16 scales.
+func affine4(name string, rows, cols int) layout.Matrix {
+	r := rand.New(rand.NewPCG(uint64(rows), uint64(cols)))
+	m := layout.Matrix{Name: name, Scheme: layout.Affine, Rows: rows, Cols: cols, Bits: 4, Group: 32, DType: layout.BF16, GlobalScale: 1}
+	m.Weight = make([]byte, m.Rows*m.RowBytes())
+	m.Scales, m.Biases = make([]byte, m.Rows*m.ScaleBytes()), make([]byte, m.Rows*m.ScaleBytes())
+	for i := 0; i+8 <= len(m.Weight); i += 8 {
+		*(*uint64)(unsafe.Pointer(&m.Weight[i])) = r.Uint64()
+	}
+	for i := 1; i < len(m.Scales); i += 2 { // about 0.01 and -0.08
+		m.Scales[i], m.Scales[i-1] = 0x3c, byte(r.Uint32())
+		m.Biases[i], m.Biases[i-1] = 0xbd, byte(r.Uint32())
+	}
+	return m
+}
+
+// quantized is a random weight of every kind that is packed.
+func quantized(rows, cols int) []layout.Matrix {
+	r := rand.New(rand.NewPCG(uint64(rows), uint64(cols)))
+	random := func(n int) []byte {
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		return b
+	}
+	var all []layout.Matrix
+	for i, bits := range []int{1, 2, 3, 4, 5, 6, 8, 4, 8} {
+		m := layout.Matrix{Scheme: layout.Affine, Rows: rows, Cols: cols, Bits: bits, Group: 32 << (i % 3), DType: []layout.DType{layout.F32, layout.F16, layout.BF16}[(i+i/7)%3], GlobalScale: 1}
+		m.Name = m.String()
+		m.Weight, m.Scales, m.Biases = random(rows*m.RowBytes()), random(rows*m.ScaleBytes()), random(rows*m.ScaleBytes())
+		top := map[layout.DType]byte{layout.F32: 0x3c, layout.F16: 0x21, layout.BF16: 0x3c}[m.DType] // about 0.01
+		for i := m.DType.Size() - 1; i < len(m.Scales); i += m.DType.Size() {
+			m.Scales[i], m.Biases[i] = top, top|0x80+1
+		}
+		all = append(all, m)
+	}
+	for _, m := range []layout.Matrix{{Scheme: layout.MXFP4, Bits: 4, Group: 32}, {Scheme: layout.NVFP4, Bits: 4, Group: 16}} {
+		m.Name, m.Rows, m.Cols, m.GlobalScale = m.Scheme.String(), rows, cols, 1
+		m.Weight, m.Scales = random(rows*m.RowBytes()), random(rows*m.ScaleBytes())
+		for i := range m.Scales {
+			if m.Scales[i] = 120 + m.Scales[i]%10; m.Scheme == layout.NVFP4 {
+				m.GlobalScale, m.Scales[i] = 0.03, m.Scales[i]-80
+			}
+		}
+		all = append(all, m)
+	}
+	floats := map[layout.Scheme][]int{layout.Q4_0: {0}, layout.Q4_1: {0, 2}, layout.Q5_0: {0}, layout.Q5_1: {0, 2}, layout.Q8_0: {0}, layout.IQ4_NL: {0}, layout.GGUFMXFP4: nil,
+		layout.Q2_K: {80, 82}, layout.Q3_K: {108}, layout.Q4_K: {0, 2}, layout.Q5_K: {0, 2}, layout.Q6_K: {208}}
+	for s := layout.Q4_0; s <= layout.GGUFMXFP4; s++ {
+		m := layout.Matrix{Name: s.String(), Scheme: s, Rows: rows, Cols: cols, Bits: s.CodeBits(), Group: s.BlockSize(), GlobalScale: 1}
+		m.Weight = random(rows * m.RowBytes())
+		for at := 0; at < len(m.Weight); at += s.BlockBytes() {
+			for _, f := range floats[s] {
+				m.Weight[at+f+1] = 0x21
+			}
+			if s == layout.GGUFMXFP4 {
+				m.Weight[at] = 120 + m.Weight[at]%10
+			}
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
 // TestInt8 computes from its definition what a Linear over packed weights gives:
-// per 32 columns, activations rounded to 127ths of the largest.
+// per 32 columns, activations rounded to 127ths of the largest. The rows are as
+// many as need every kernel.
 func TestInt8(t *testing.T) {
 	needKernels(t)
-	const out, rows = 37, 5
+	const out, rows, cols = 37, 27, 512
 	eachLevel(t, func(t *testing.T, level string) {
 		if level == "scalar" {
 			t.Skip("no int8 kernels")
 		}
 		b := open(t, Options{Threads: 2, Level: level})
-		for _, bits := range []int{4, 8} {
-			for _, group := range []int{32, 64, 128} {
-				m := affine4("w", out, 384)
-				m.Bits, m.Group = bits, group
-				if bits == 8 {
-					m.Weight = append(slices.Clone(m.Weight), m.Weight...)
-				}
-				n := out * m.ScaleBytes()
-				m.Scales, m.Biases = m.Scales[:n], m.Biases[:n]
-				w, err := b.Load(m)
-				if err != nil {
-					t.Fatal(err)
-				}
-				s := compute.NewScratch(b)
-				x, _ := s.F32(rows, m.Cols)
-				y, _ := s.F32(rows, out)
-				r := rand.New(rand.NewPCG(3, uint64(group)))
-				for i := range rows {
-					for j := range x.F32(i) {
-						x.F32(i)[j] = float32(r.NormFloat64() * math.Exp(4*r.NormFloat64()))
-					}
-				}
-				clear(x.F32(1)[64:128]) // nothing but zeros
-				x.F32(2)[5] = float32(math.Inf(1))
-				var p compute.Program
-				p.Add(compute.Linear{X: x, W: w, Scale: 1, Out: y})
-				if err := compute.Run(b, &p, nil); err != nil {
-					t.Fatal(err)
-				}
-				row := make([]float32, m.Cols)
-				for o := range out {
-					if err := m.Row(row, 0, o); err != nil {
-						t.Fatal(err)
-					}
-					for i := range rows {
-						var want, size float64
-						for at := 0; at < m.Cols; at += 32 {
-							xs := x.F32(i)[at : at+32]
-							var top float32
-							for _, v := range xs {
-								top = max(top, float32(math.Abs(float64(v))))
-							}
-							for j, v := range xs {
-								if top > 0 {
-									term := math.RoundToEven(float64(v*(127/top))) * float64(top/127) * float64(row[at+j])
-									want, size = want+term, size+math.Abs(term)
-								}
-							}
-						}
-						got := float64(y.F32(i)[o])
-						if i == 2 {
-							if got == got {
-								t.Errorf("%d bits: a row with an infinite activation gives %v", bits, got)
-							}
-						} else if math.Abs(got-want) > 3e-6*size {
-							t.Errorf("%d bits, groups of %d: row %d output %d is %v, want %v", bits, group, i, o, got, want)
-						}
-					}
-				}
-				s.Close()
-				b.Unload(w)
+		for _, m := range quantized(out, cols) {
+			if err := m.Check(); err != nil {
+				t.Fatal(err)
 			}
+			w, err := b.Load(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !w.Repacked {
+				t.Errorf("%s is not packed", m.Name)
+			}
+			s := compute.NewScratch(b)
+			x, _ := s.F32(rows, cols)
+			y, _ := s.F32(rows, out)
+			r := rand.New(rand.NewPCG(3, uint64(m.Bits)))
+			for i := range rows {
+				for j := range x.F32(i) {
+					x.F32(i)[j] = float32(r.NormFloat64() * math.Exp(4*r.NormFloat64()))
+				}
+			}
+			clear(x.F32(1)[64:128]) // nothing but zeros
+			x.F32(2)[5] = float32(math.Inf(1))
+			var p compute.Program
+			p.Add(compute.Linear{X: x, W: w, Scale: 1, Out: y})
+			if err := compute.Run(b, &p, nil); err != nil {
+				t.Fatal(err)
+			}
+			row, wrong := make([]float32, cols), 0
+			for o := 0; o < out && wrong == 0; o++ {
+				if err := m.Row(row, 0, o); err != nil {
+					t.Fatal(err)
+				}
+				most := 0.0 // codes are multiplied before their zero is taken away
+				for _, v := range row {
+					most = math.Max(most, math.Abs(float64(v)))
+				}
+				for i := range rows {
+					var want, size float64
+					for at := 0; at < cols; at += 32 {
+						xs := x.F32(i)[at : at+32]
+						var top float32
+						for _, v := range xs {
+							top = max(top, float32(math.Abs(float64(v))))
+						}
+						for j, v := range xs {
+							if top > 0 {
+								rounded := math.RoundToEven(float64(v*(127/top))) * float64(top/127)
+								want, size = want+rounded*float64(row[at+j]), size+math.Abs(rounded)*most
+							}
+						}
+					}
+					got := float64(y.F32(i)[o])
+					if i == 2 && got == got || i != 2 && math.Abs(got-want) > 3e-6*size {
+						wrong++
+						t.Logf("%s: row %d output %d is %v, want %v", m.Name, i, o, got, want)
+					}
+				}
+			}
+			if wrong > 0 {
+				t.Errorf("%s: wrong", m.Name)
+			}
+			s.Close()
+			b.Unload(w)
 		}
 	})
 }

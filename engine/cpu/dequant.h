@@ -13,6 +13,19 @@ INL float e4m3(uint8_t b) {
 	return bits_f32(sign | (exp + 120) << 23 | man << 20);
 }
 
+static uint16_t f32_f16(float f) {
+	uint32_t u = f32_bits(f), sign = u >> 16 & 0x8000;
+	u &= 0x7fffffff;
+	if (u > 0x7f800000)
+		return sign | 0x7e00;
+	if (u >= 0x477ff000) // 65520 and above
+		return sign | 0x7c00;
+	if (u < 0x38800000) // subnormal: let the addition of 2^-24 * 2^23 round
+		return sign | (uint16_t)(f32_bits(bits_f32(u) + 0.5f) - 0x3f000000);
+	u += 0xfff + (u >> 13 & 1) - 0x38000000;
+	return sign | (uint16_t)(u >> 13);
+}
+
 // Columns, padded so that whole vectors can be stored.
 INL int64_t padded(int64_t cols) { return (cols + 31) / 32 * 32; }
 
@@ -121,14 +134,20 @@ static void affine_row(const sb_weight *w, int64_t r, float *dst) {
 // MX and NV formats: codes, and one scale byte a group.
 static void micro_row(const sb_weight *w, int64_t r, float *dst) {
 	const uint8_t *q = (const uint8_t *)w->w + r * w->row_bytes, *s = (const uint8_t *)w->s + r * w->scale_bytes;
-	for (int64_t i = 0; i < w->cols; i++) {
-		uint8_t b = s[i / w->group];
-		if (w->scheme == SB_MXFP8)
-			dst[i] = e4m3(q[i]) * e8m0(b);
-		else {
-			float v = e2m1[q[i / 2] >> (i % 2 * 4) & 15];
-			dst[i] = w->scheme == SB_MXFP4 ? v * e8m0(b) : v * e4m3(b) * w->global;
+	if (w->scheme == SB_MXFP8) {
+		for (int64_t i = 0; i < w->cols; i += 32) { // a float8 is a float16 with another exponent: 2^8 times too small
+			uint16_t half[32];
+			for (int j = 0; j < 32; j++)
+				half[j] = (uint16_t)((q[i + j] & 127) == 127 ? 0x7e00 : (q[i + j] & 128) << 8 | (q[i + j] & 127) << 7);
+			const float scale = e8m0(s[i / 32]);
+			for (int j = 0; j < 32; j += W)
+				v_st(dst + i + j, v_half(half + j) * 256.0f * scale);
 		}
+		return;
+	}
+	for (int64_t i = 0; i < w->cols; i++) {
+		float v = e2m1[q[i / 2] >> (i % 2 * 4) & 15];
+		dst[i] = w->scheme == SB_MXFP4 ? v * e8m0(s[i / w->group]) : v * e4m3(s[i / w->group]) * w->global;
 	}
 }
 

@@ -4,16 +4,18 @@
 // A Program is lowered (lower.go) to a flat array of C op structs and run by one
 // cgo call (pool.c). Each op is cut into chunks of outputs that any thread may
 // take; no sum is ever cut. The kernels are written once over vectors of W
-// floats (vec.h) and compiled once per level: "scalar" (plain C), "avx2" (AVX2,
-// FMA, F16C), "avx512" (F, DQ, BW, VL, VNNI) and "neon".
+// floats (vec.h) and compiled once per level: "scalar" (plain C); "avx2" (AVX2,
+// FMA, F16C), "avxvnni", "avx512" (F, DQ, BW, VL, VNNI), "amx"; "neon", "dotprod",
+// "i8mm".
 //
 // Identity: the bits of a row depend on that row, its history and the level,
 // never on the other rows, the slot or the number of threads. Levels may differ
 // from each other.
 //
 // Weights are read where they lie, in the checkpoint's layout. Unless Exact is
-// asked for, 4- and 8-bit affine weights are also packed once (int8.h) and meet
-// activations rounded to int8 per row and 32 columns (not on the scalar level).
+// asked for, quantized ones (but MXFP8) are also packed once (packed.h) and meet
+// activations rounded to int8 per row and 32 columns (int8.h; not on the scalar
+// level).
 //
 // Without cgo, or where this package has no kernels, New returns the pure-Go
 // reference backend.

@@ -8,6 +8,8 @@
 
 #include "dequant.h"
 
+#include "packed.h"
+
 #include "int8.h"
 
 #include "linear.h"
@@ -24,6 +26,7 @@ const sb_level LEVEL = {
 		[SB_EMBED] = run_embed,
 		[SB_NORM] = run_norm,
 #if defined(SB_INT8)
+		[SB_PACK] = run_pack,
 		[SB_QUANT] = run_quant,
 #endif
 		[SB_LINEAR] = run_linear,
@@ -54,6 +57,7 @@ const sb_level LEVEL = {
 		[SB_LSE] = finish_lse,
 	},
 #if defined(SB_INT8)
-	.pack = pack,
+	.pack = pack_size,
 #endif
+	.lanes = W,
 };

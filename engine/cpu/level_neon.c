@@ -1,4 +1,4 @@
-// 64-bit Arm. Uses dot products where the compiler targets them (Apple silicon).
+// 64-bit Arm, whatever it has.
 #if defined(__aarch64__)
 #include "sb.h"
 

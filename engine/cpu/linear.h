@@ -7,6 +7,11 @@
 // int8: see int8.h.
 
 enum { OUT_BLOCK = 16, ROW_TILE = 8 };
+#if defined(SB_AMX)
+enum { SB_HAS_AMX = 1 };
+#else
+enum { SB_HAS_AMX = 0 };
+#endif
 
 // Floats of scratch: 2 * OUT_BLOCK * padded(cols) for decoded rows of W and Up,
 // padded(rank) for one row of an adapter.
@@ -106,64 +111,158 @@ static void epilogue(const sb_linear *a, int64_t i, int64_t matrix, int64_t o, i
 	}
 }
 
+// Which rows and which matrix a chunk of a linear is about.
+typedef struct {
+	int64_t matrix, rows;
+	const int32_t *pairs; // MoELinear: the pairs of the expert
+} linear_part;
+
+INL int part_of_linear(const sb_linear *a, int64_t chunk, linear_part *l) {
+	const int64_t part = chunk / a->per;
+	*l = (linear_part){a->heads ? part : 0, a->x.rows, NULL};
+	if (!a->list)
+		return 1;
+	const int64_t batch = ((const sb_weight *)a->w)->batch, cap = min64(a->pairs, batch);
+	const int32_t *list = (const int32_t *)a->list, *ids = list + 1, *starts = ids + cap;
+	if (part >= list[0])
+		return 0;
+	*l = (linear_part){ids[part], starts[part + 1] - starts[part], starts + cap + 1 + starts[part]};
+	return 1;
+}
+
+#if defined(SB_INT8)
+// Outputs [o, o+n) of m rows from row i on: z and u hold W numbers each.
+static void finish8(const sb_linear *a, const linear_part *l, int64_t i, int64_t m, int64_t o, int64_t n, float *z, float *u, float *buf) {
+	const int plain = n == W && !a->ad.b && !a->upad.b && !a->bias.p && !a->upbias.p;
+	for (int64_t j = 0; j < m; j++, z += W, u += W) {
+		const int64_t r = l->pairs ? l->pairs[i + j] : i + j;
+		float *out = row(a->out, r) + o;
+		if (!plain) {
+			epilogue(a, r, l->matrix, o, n, z, u, out, buf);
+			continue;
+		}
+		vf y = v_ld(z);
+		if (a->act == SB_ACT_SWIGLU)
+			y = v_silu(y) * v_ld(u);
+		else if (a->act != SB_ACT_NONE)
+			y = v_act(a->act, y, a->up ? v_ld(u) : y);
+		y = y * a->scale;
+		if (a->res.p)
+			y += v_ld(row(a->res, r) + o);
+		v_st(out, y);
+	}
+}
+
+// Bytes of scratch of a block unpacked.
+INL int64_t wide_bytes(int64_t cols) { return cols * W + cols / 32 * 4 * sizeof(vf); }
+
+INL void wide_init(const sb_weight *w, int64_t matrix, int64_t o, wide_block to) {
+	unpack_block(w, (const uint8_t *)w->packed + matrix * w->packed_batch + o / W * w->packed_block, to);
+#if defined(SB_AMX)
+	if (code_signed(w->code))
+		for (int64_t i = 0; i < w->cols * W; i += 4 * W)
+			*(vb_any *)(to.codes + i) ^= 128;
+	__asm__ volatile("" ::: "memory"); // loads of tiles do not say what they read
+#endif
+}
+
+static void run_linear8(const sb_linear *a, int64_t chunk, uint8_t *scratch) {
+	const sb_weight *w = (const sb_weight *)a->w, *up = (const sb_weight *)a->up;
+	linear_part l;
+	if (!part_of_linear(a, chunk, &l))
+		return;
+	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows), size = wide_bytes(w->cols);
+	wide_block wide = {scratch, (vf_any *)(scratch + w->cols * W)}, wide_up = {scratch + size, (vf_any *)(scratch + size + w->cols * W)};
+	float *abuf = (float *)(scratch + 2 * size);
+	float z[16 * W] __attribute__((aligned(64))), u[16 * W] __attribute__((aligned(64)));
+	const int8_t *q = (const int8_t *)a->q;
+#if defined(SB_AMX)
+	const int amx = l.rows >= 12 && !l.pairs, unpacked = amx;
+	if (amx)
+		amx_begin();
+#else
+	const int unpacked = l.rows >= 2 * WIDE;
+#endif
+	for (int64_t o = o0; o < o1; o += W) {
+		const int64_t n = min64(W, o1 - o);
+		int64_t i = 0;
+		if (unpacked) {
+			wide_init(w, l.matrix, o, wide);
+			if (up)
+				wide_init(up, l.matrix, o, wide_up);
+		}
+#if defined(SB_AMX)
+		for (; amx && i + 4 < l.rows; i += AMX_ROWS) { // rows of x are padded to sixteen
+			amx_tile(w, wide, q + i * a->q_row, a->q_row, z);
+			if (up)
+				amx_tile(up, wide_up, q + i * a->q_row, a->q_row, u);
+			finish8(a, &l, i, min64(AMX_ROWS, l.rows - i), o, n, z, u, abuf);
+		}
+#endif
+		for (int64_t m; i < l.rows; i += m) {
+			const int8_t *x[8];
+			const int full = unpacked && !SB_HAS_AMX && l.rows - i >= WIDE;
+			const int64_t tall = full ? WIDE : int8_rows(l.rows - i);
+			m = min64(tall, l.rows - i);
+			for (int64_t j = 0; j < tall; j++) { // HeadLinear never comes here
+				const int64_t r = i + min64(j, m - 1);
+				x[j] = q + (l.pairs ? l.pairs[r] / a->x_div : r) * a->q_row;
+			}
+			if (full) {
+				wide_tile(w, wide, x, z, W);
+				if (up)
+					wide_tile(up, wide_up, x, u, W);
+			} else {
+				packed_tile((int)tall, w, (const uint8_t *)w->packed + l.matrix * w->packed_batch + o / W * w->packed_block, x, z, W);
+				if (up)
+					packed_tile((int)tall, up, (const uint8_t *)up->packed + l.matrix * up->packed_batch + o / W * up->packed_block, x, u, W);
+			}
+			finish8(a, &l, i, m, o, n, z, u, abuf);
+		}
+	}
+#if defined(SB_AMX)
+	if (amx)
+		_tile_release();
+#endif
+}
+#endif
+
 static void run_linear(const void *args, int64_t chunk, uint8_t *scratch) {
 	const sb_linear *a = args;
+#if defined(SB_INT8)
+	if (a->q) {
+		run_linear8(a, chunk, scratch);
+		return;
+	}
+#endif
 	const sb_weight *w = (const sb_weight *)a->w, *up = (const sb_weight *)a->up;
 	const int64_t k = w->cols, ldw = padded(k);
-	const int64_t part = chunk / a->per, o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows);
-	int64_t matrix = 0, rows = a->x.rows;
-	const int32_t *pairs = NULL;
-	if (a->heads)
-		matrix = part;
-	if (a->list) {
-		const int32_t *list = (const int32_t *)a->list;
-		const int64_t cap = (a->pairs < w->batch) ? a->pairs : w->batch;
-		if (part >= list[0])
-			return;
-		const int32_t *ids = list + 1, *starts = ids + cap;
-		matrix = ids[part];
-		pairs = starts + cap + 1 + starts[part];
-		rows = starts[part + 1] - starts[part];
-	}
+	linear_part l;
+	if (!part_of_linear(a, chunk, &l))
+		return;
+	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows);
 	float *wbuf = (float *)scratch, *ubuf = wbuf + OUT_BLOCK * ldw, *abuf = ubuf + OUT_BLOCK * ldw;
 	float z[ROW_TILE * OUT_BLOCK] __attribute__((aligned(64))), u[ROW_TILE * OUT_BLOCK] __attribute__((aligned(64)));
-#if defined(SB_INT8)
-	const int int8 = a->q != 0;
-#else
-	const int int8 = 0;
-#endif
-	const int64_t block = int8 ? W : rows <= 4 ? 4 : OUT_BLOCK;
+	const int64_t block = l.rows <= 4 ? 4 : OUT_BLOCK;
 	for (int64_t o = o0; o < o1; o += block) {
 		const int64_t n = min64(block, o1 - o);
-		for (int64_t j = 0; j < n && !int8; j++) {
-			dequant_row(w, matrix * w->rows + o + j, wbuf + j * ldw);
+		for (int64_t j = 0; j < n; j++) {
+			dequant_row(w, l.matrix * w->rows + o + j, wbuf + j * ldw);
 			if (up)
-				dequant_row(up, matrix * up->rows + o + j, ubuf + j * ldw);
+				dequant_row(up, l.matrix * up->rows + o + j, ubuf + j * ldw);
 		}
-		for (int64_t i = 0, m; i < rows; i += m) {
-			if (int8) {
-#if defined(SB_INT8)
-				m = int8_rows(rows - i);
-				const int8_t *x[ROW_TILE];
-				for (int64_t j = 0; j < m; j++) // HeadLinear never comes here
-					x[j] = (const int8_t *)a->q + (pairs ? pairs[i + j] / a->x_div : i + j) * a->q_row;
-				int8_tile(m, w, (const uint8_t *)w->packed + matrix * w->packed_batch + o / W * w->packed_block, x, z, OUT_BLOCK);
-				if (up)
-					int8_tile(m, up, (const uint8_t *)up->packed + matrix * up->packed_batch + o / W * up->packed_block, x, u, OUT_BLOCK);
-#endif
-			} else {
-				m = rows - i >= 4 ? 4 : rows - i >= 2 ? 2 : 1;
-				const float *x[ROW_TILE];
-				for (int64_t j = 0; j < m; j++)
-					x[j] = row(a->x, pairs ? pairs[i + j] / a->x_div : i + j) + (a->heads ? matrix * k : 0);
-				tile(n, m, wbuf, ldw, x, k, z);
-				if (up)
-					tile(n, m, ubuf, ldw, x, k, u);
-			}
+		for (int64_t i = 0, m; i < l.rows; i += m) {
+			m = l.rows - i >= 4 ? 4 : l.rows - i >= 2 ? 2 : 1;
+			const float *x[ROW_TILE];
+			for (int64_t j = 0; j < m; j++)
+				x[j] = row(a->x, l.pairs ? l.pairs[i + j] / a->x_div : i + j) + (a->heads ? l.matrix * k : 0);
+			tile(n, m, wbuf, ldw, x, k, z);
+			if (up)
+				tile(n, m, ubuf, ldw, x, k, u);
 			for (int64_t j = 0; j < m; j++) {
-				const int64_t r = pairs ? pairs[i + j] : i + j;
-				float *out = row(a->out, r) + (a->heads ? matrix * w->rows : 0) + o;
-				epilogue(a, r, matrix, o, n, z + j * OUT_BLOCK, u + j * OUT_BLOCK, out, abuf);
+				const int64_t r = l.pairs ? l.pairs[i + j] : i + j;
+				float *out = row(a->out, r) + (a->heads ? l.matrix * w->rows : 0) + o;
+				epilogue(a, r, l.matrix, o, n, z + j * OUT_BLOCK, u + j * OUT_BLOCK, out, abuf);
 			}
 		}
 	}

@@ -22,14 +22,19 @@ import (
 type lowerer struct {
 	threads int
 	exact   bool
+	lanes   int // floats of a vector
 
-	n       int         // ops
-	list    memory      // sb_op
-	args    arena       // their arguments
-	scratch int         // bytes of scratch that a thread needs
-	quant   memory      // int8 rows of the activations in quantOf
-	quantOf C.sb_view   // zero: none
-	quantAt C.int64_t   // bytes of a row of quant
+	n       int       // ops
+	list    memory    // sb_op
+	args    arena     // their arguments
+	scratch int       // bytes of scratch that a thread needs
+	quant   memory    // int8 rows of the activations in quantOf
+	quantOf C.sb_view // zero: none
+	quantAt C.int64_t // bytes of a row of quant
+	// The Linears that op joinable, if it is one, may run together with.
+	together []rw
+	joinable int
+
 	tables  []ropeTable // cos and sin tables that are still valid
 	nTables int
 	rank    [2]memory // A x of the adapters of a Linear
@@ -146,13 +151,15 @@ func add[T any](l *lowerer, kind C.int32_t, chunks int, args T) error {
 		copy(l.list.b, old)
 	}
 	op := (*C.sb_op)(unsafe.Pointer(&l.list.b[l.n*size]))
-	op.kind, op.chunks, op.args = kind, C.int32_t(chunks), C.uintptr_t(uintptr(p))
+	*op = C.sb_op{kind: kind, chunks: C.int32_t(chunks), args: C.uintptr_t(uintptr(p))}
 	l.n++
 	return nil
 }
 
-func (l *lowerer) program(p *compute.Program) error {
+// reset forgets the last program.
+func (l *lowerer) reset() {
 	l.n, l.args.at, l.args.used = 0, 0, 0
+	l.together, l.joinable = l.together[:0], 0
 	l.quantOf, l.nTables = C.sb_view{}, 0
 	for _, m := range l.memories() {
 		m.trim()
@@ -160,6 +167,10 @@ func (l *lowerer) program(p *compute.Program) error {
 	for i := range l.tables {
 		l.tables[i].mem.trim()
 	}
+}
+
+func (l *lowerer) program(p *compute.Program) error {
+	l.reset()
 	for i, op := range p.Ops {
 		if err := l.op(op); err != nil {
 			return fmt.Errorf("op %d %T: %w", i, op, err)
@@ -278,6 +289,13 @@ func pieces(cols int) (each, n int) {
 	return most, (cols + most - 1) / most
 }
 
+// rowsOf cuts the rows of a cheap op into chunks of some thousand elements.
+func rowsOf(x compute.View) (each, n int) {
+	const elements = 4096
+	each = max(1, elements/max(x.Cols, 1))
+	return each, (x.Rows + each - 1) / each
+}
+
 // overlap reports whether two views share memory.
 func overlap(a, b C.sb_view) bool {
 	end := func(v C.sb_view) C.uintptr_t {
@@ -321,16 +339,21 @@ func (l *lowerer) norm(o compute.Norm) error {
 	if group == 0 {
 		return nil
 	}
-	return add(l, C.SB_NORM, o.X.Rows, C.sb_norm{x: view(o.X), out: view(o.Out), w: view(o.W), gate: view(o.Gate), kind: C.int32_t(o.Kind), place: C.int32_t(o.Place),
-		group: C.int64_t(group), eps: C.float(o.Eps), scale: C.float(o.Scale), offset: C.float(o.Offset)})
+	rows, n := rowsOf(o.X)
+	return add(l, C.SB_NORM, n, C.sb_norm{x: view(o.X), out: view(o.Out), w: view(o.W), gate: view(o.Gate), kind: C.int32_t(o.Kind), place: C.int32_t(o.Place),
+		group: C.int64_t(group), eps: C.float(o.Eps), scale: C.float(o.Scale), offset: C.float(o.Offset), rows: C.int64_t(rows)})
 }
+
+// quantRows is what a number of rows is padded to, because tiles of AMX read
+// sixteen.
+const quantRows = 16
 
 // quantized emits the rounding of x to int8, unless the last one was of the
 // same rows and nothing has written to them since. It returns 0 when the
 // weights do not want it.
 func (l *lowerer) quantized(x compute.View, ws ...*compute.Weight) (C.uintptr_t, C.int64_t, error) {
 	for _, w := range ws {
-		if w != nil && w.Handle.(*loaded).packed == nil {
+		if w != nil && w.Handle.(*loaded).c.packed == 0 {
 			return 0, 0, nil
 		}
 	}
@@ -339,12 +362,13 @@ func (l *lowerer) quantized(x compute.View, ws ...*compute.Weight) (C.uintptr_t,
 	}
 	v := view(x)
 	if v != l.quantOf {
-		l.quantAt = C.int64_t((x.Cols + x.Cols/32*8 + 63) / 64 * 64)
-		q, err := l.quant.get(x.Rows * int(l.quantAt))
+		l.quantAt = C.int64_t((x.Cols + x.Cols/32*20 + 63) / 64 * 64)
+		q, err := l.quant.get((x.Rows + quantRows - 1) / quantRows * quantRows * int(l.quantAt))
 		if err != nil {
 			return 0, 0, err
 		}
-		if err := add(l, C.SB_QUANT, x.Rows, C.sb_quant{x: v, q: q, q_row: l.quantAt}); err != nil {
+		each, n := rowsOf(x)
+		if err := add(l, C.SB_QUANT, n, C.sb_quant{x: v, q: q, q_row: l.quantAt, rows: C.int64_t(each)}); err != nil {
 			return 0, 0, err
 		}
 		l.quantOf = v
@@ -367,6 +391,37 @@ func (l *lowerer) outputs(out, cols, matrices int) (each, n int) {
 
 // outBlock is OUT_BLOCK of linear.h.
 const outBlock = 16
+
+// join lets a Linear, which is op at, run together with those right before it that
+// neither read what it writes nor write what it reads or writes.
+func (l *lowerer) join(o compute.Linear, at int) {
+	if l.n != at+1 || o.Adapter != nil || o.UpAdapter != nil {
+		return
+	}
+	out, in := view(o.Out), [2]C.sb_view{view(o.X), view(o.Residual)}
+	free := l.joinable == at // the op before is a Linear like this one
+	for _, b := range l.together {
+		free = free && !overlap(out, b.out) && !overlap(out, b.in[0]) && !overlap(out, b.in[1]) && !overlap(in[0], b.out) && !overlap(in[1], b.out)
+	}
+	if free && len(l.together) > 0 {
+		(*C.sb_op)(unsafe.Pointer(&l.list.b[at*int(C.sizeof_sb_op)])).joined = 1
+	} else {
+		l.together = l.together[:0]
+	}
+	l.together, l.joinable = append(l.together, rw{out, in}), at+1
+}
+
+// rw is what a Linear writes and reads.
+type rw struct {
+	out C.sb_view
+	in  [2]C.sb_view
+}
+
+// needLinear is the scratch of a Linear: rows of W and Up as float32, or a block
+// of each as codes (wide_bytes of linear.h), and a row of an adapter.
+func (l *lowerer) needLinear(cols, rank int) {
+	l.need(2*max(outBlock*padded(cols), padded(cols)/4*l.lanes+padded(cols)/32*4*l.lanes) + padded(rank))
+}
 
 func (l *lowerer) linear(o compute.Linear) error {
 	w, err := weight(o.W)
@@ -396,8 +451,9 @@ func (l *lowerer) linear(o compute.Linear) error {
 			rank = max(rank, a.B.Cols)
 		}
 	}
-	l.need(2*outBlock*padded(o.W.Cols) + padded(rank))
+	l.needLinear(o.W.Cols, rank)
 	each, n := l.outputs(o.W.Rows, o.W.Cols, 1)
+	defer l.join(o, l.n)
 	return add(l, C.SB_LINEAR, n*min(o.X.Rows, 1), C.sb_linear{x: view(o.X), out: view(o.Out), res: view(o.Residual), bias: view(o.Bias), upbias: view(o.UpBias),
 		w: w, up: up, ad: ad, upad: upad, act: C.int32_t(o.Act), scale: C.float(o.Scale), outs: C.int64_t(each), per: C.int64_t(n), q: q, q_row: qRow})
 }
@@ -420,7 +476,7 @@ func (l *lowerer) adapter(a *compute.Adapter, x compute.View, which int) (C.sb_a
 		return C.sb_adapter{}, err
 	}
 	tv := C.sb_view{p: t, rows: C.int64_t(x.Rows), cols: C.int64_t(a.A.Rows), stride: C.int64_t(a.A.Rows)}
-	l.need(2 * outBlock * padded(x.Cols))
+	l.needLinear(x.Cols, 0)
 	each, n := l.outputs(a.A.Rows, a.A.Cols, 1)
 	err = add(l, C.SB_LINEAR, n*min(x.Rows, 1), C.sb_linear{x: view(x), out: tv, w: wa, scale: 1, outs: C.int64_t(each), per: C.int64_t(n)})
 	return C.sb_adapter{b: wb, t: tv, mag: view(a.Mag), scale: C.float(a.Scale)}, err
@@ -432,7 +488,7 @@ func (l *lowerer) headLinear(o compute.HeadLinear) error {
 		return err
 	}
 	l.wrote(o.Out)
-	l.need(2 * outBlock * padded(o.W.Cols))
+	l.needLinear(o.W.Cols, 0)
 	each, n := l.outputs(o.W.Rows, o.W.Cols, o.W.Batch)
 	return add(l, C.SB_LINEAR, n*o.W.Batch*min(o.X.Rows, 1), C.sb_linear{x: view(o.X), out: view(o.Out), w: w, scale: 1,
 		outs: C.int64_t(each), per: C.int64_t(n), heads: C.int64_t(o.W.Batch)})
@@ -466,7 +522,7 @@ func (l *lowerer) moeLinear(o compute.MoELinear) error {
 	if err != nil {
 		return err
 	}
-	l.need(2 * outBlock * padded(o.W.Cols))
+	l.needLinear(o.W.Cols, 0)
 	each, n := l.outputs(o.W.Rows, o.W.Cols, used)
 	return add(l, C.SB_LINEAR, n*used, C.sb_linear{x: view(o.X), out: view(o.Out), bias: view(o.Bias), upbias: view(o.UpBias), w: w, up: up,
 		act: C.int32_t(o.Act), scale: 1, outs: C.int64_t(each), per: C.int64_t(n), q: q, q_row: qRow,
@@ -515,8 +571,9 @@ func (l *lowerer) rope(o compute.RoPE) error {
 	if o.Interleaved {
 		interleaved = 1
 	}
-	return add(l, C.SB_ROPE, o.X.Rows, C.sb_rope{x: view(o.X), pos: pos, table: mem, half: C.int64_t(o.Freq.Cols), head_dim: C.int64_t(o.HeadDim),
-		interleaved: interleaved, mul: C.float(o.Mul), qbeta: C.float(o.QBeta), qorig: C.int64_t(o.QOrig)})
+	each, n := rowsOf(o.X)
+	return add(l, C.SB_ROPE, n, C.sb_rope{x: view(o.X), pos: pos, table: mem, half: C.int64_t(o.Freq.Cols), head_dim: C.int64_t(o.HeadDim),
+		interleaved: interleaved, mul: C.float(o.Mul), qbeta: C.float(o.QBeta), qorig: C.int64_t(o.QOrig), rows: C.int64_t(each)})
 }
 
 func kv(k compute.KV) C.sb_kv {
@@ -531,12 +588,14 @@ func kv(k compute.KV) C.sb_kv {
 }
 
 func (l *lowerer) kvWrite(o compute.KVWrite) error {
-	chunks := o.KV.Heads
+	sides := o.KV.Heads
 	if !o.KV.VInK {
-		chunks *= 2
+		sides *= 2
 	}
-	return add(l, C.SB_KVWRITE, chunks*min(o.Rows.N, 1), C.sb_kvwrite{k: view(o.K), v: view(o.V), pos: view(o.Rows.Pos), of: view(o.Rows.Of),
-		table: view(o.Pages.Table), kv: kv(o.KV)})
+	const elements = 4096
+	each := min(max(1, elements/max(o.Rows.N*max(o.KV.KDim, o.KV.VDim), 1)), sides)
+	return add(l, C.SB_KVWRITE, (sides+each-1)/each*min(o.Rows.N, 1), C.sb_kvwrite{k: view(o.K), v: view(o.V), pos: view(o.Rows.Pos), of: view(o.Rows.Of),
+		table: view(o.Pages.Table), kv: kv(o.KV), sides: C.int64_t(each)})
 }
 
 func (l *lowerer) attention(o compute.Attention) error {
@@ -544,11 +603,18 @@ func (l *lowerer) attention(o compute.Attention) error {
 	per := o.Heads / o.KV.Heads
 	c := C.sb_attention{q: view(o.Q), out: view(o.Out), of: view(o.Rows.Of), table: view(o.Pages.Table), lo: view(o.Pages.Lo), hi: view(o.Pages.Hi), sinks: view(o.Sinks),
 		kv: kv(o.KV), heads: C.int64_t(o.Heads), scale: C.float(o.Scale), softcap: C.float(o.SoftCap), per: C.int64_t(per), splits: 1}
-	// Partials of each row and query head, sums and scores of one row; a page of K and of V.
-	l.need(per*(4*(C.SB_ATTN_ROWS+1)+padded(o.KV.VDim)+compute.PageSize) + compute.PageSize*(padded(o.KV.KDim)+padded(o.KV.VDim)) + 64)
+	// Rows share the decoded pages: many where there are many, but the scores of all
+	// their heads must stay in the cache.
+	rows := 4
+	if o.Rows.N > C.SB_ATTN_ROWS {
+		rows = min(max(64/per, rows), C.SB_ATTN_ROWS)
+	}
+	c.rows = C.int64_t(rows)
+	// Each query's partials, addresses, sum and scores; a page of K and of V.
+	l.need(rows*per*(16+padded(o.KV.VDim)+compute.PageSize) + compute.PageSize*(padded(o.KV.KDim)+padded(o.KV.VDim)) + 64)
 	// Few rows over many pages: cut the pages too.
 	const most = 1 << 26
-	work, blocks := (o.Rows.N+C.SB_ATTN_ROWS-1)/C.SB_ATTN_ROWS*o.KV.Heads, o.Pages.Table.Cols
+	work, blocks := (o.Rows.N+rows-1)/rows*o.KV.Heads, o.Pages.Table.Cols
 	size := padded(o.KV.VDim + 2)
 	if bytes := 4 * o.Rows.N * o.Heads * blocks * size; l.threads > 1 && work > 0 && work < 4*l.threads && blocks >= 8 && bytes <= most {
 		part, err := l.parts.get(bytes)

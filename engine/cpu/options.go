@@ -13,7 +13,7 @@ type Options struct {
 	// Exact keeps activations in float32 everywhere: slower, and what goldens
 	// are compared with.
 	Exact bool
-	// Level forces an instruction set: "scalar", "avx2", "avx512" or "neon".
+	// Level forces an instruction set: one of Levels.
 	// Empty = SPARKBAR_CPU_LEVEL, and without that the best that works here.
 	Level string
 }

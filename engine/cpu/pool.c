@@ -1,6 +1,7 @@
 // The thread pool. A run is a list of ops; an op is a number of chunks that
 // any thread may take; the thread that ends the last chunk of an op opens the
-// next one. So a thread that the system has not scheduled delays nobody, unless
+// next one, and runs ops of one chunk itself on the way. Ops that do not need each
+// other are open together. So a thread that the system has not scheduled delays nobody, unless
 // it holds a chunk.
 #include "sb.h"
 
@@ -41,7 +42,7 @@ struct sb_pool {
 
 	// The run: written by the thread that opens an op, before it publishes ticket.
 	const sb_op *ops;
-	int64_t n, at;
+	int64_t n, at, end, chunks; // at to end: the ops that are open, and their chunks
 	const int32_t *stop;
 	int stopped;
 
@@ -66,26 +67,49 @@ static void wake_all(sb_pool *p) {
 
 static int is_stopped(const sb_pool *p) { return p->stop && __atomic_load_n(p->stop, __ATOMIC_RELAXED) != 0; }
 
-// Opens the next op that has chunks, or ends the run.
-static void advance(sb_pool *p, int64_t at) {
+static void run_chunk(const sb_pool *p, const sb_op *op, int64_t chunk, uint8_t *scratch) {
+	p->level->run[op->kind]((const void *)op->args, chunk, scratch);
+}
+
+static void finish(const sb_pool *p, const sb_op *op) {
+	if (p->level->finish[op->kind])
+		p->level->finish[op->kind]((const void *)op->args);
+}
+
+// Opens the next op, and those that may run with it; or ends the run. Small ops on
+// the way are not worth telling the others.
+static void advance(worker *w, int64_t at) {
+	sb_pool *p = w->pool;
 	uint64_t number = (__atomic_load_n(&p->ticket, __ATOMIC_RELAXED) >> 32) + 1;
-	if (is_stopped(p))
-		p->stopped = 1;
-	while (at < p->n && p->ops[at].chunks == 0)
-		at++;
-	if (p->stopped || at >= p->n) {
-		__atomic_store_n(&p->ticket, number << 32, __ATOMIC_RELEASE);
-		__atomic_store_n(&p->idle, 1, __ATOMIC_SEQ_CST);
-		wake_all(p);
-		return;
+	int64_t end = at, chunks = 0;
+	for (;; at = end) {
+		if (is_stopped(p))
+			p->stopped = 1;
+		if (p->stopped || at >= p->n) {
+			__atomic_store_n(&p->ticket, number << 32, __ATOMIC_RELEASE);
+			__atomic_store_n(&p->idle, 1, __ATOMIC_SEQ_CST);
+			wake_all(p);
+			return;
+		}
+		end = at + 1;
+		chunks = p->ops[at].chunks;
+		for (; end < p->n && p->ops[end].joined; end++)
+			chunks += p->ops[end].chunks;
+		if (chunks > 1)
+			break;
+		for (; at < end; at++)
+			if (p->ops[at].chunks) {
+				run_chunk(p, &p->ops[at], 0, w->scratch);
+				finish(p, &p->ops[at]);
+			}
 	}
 	p->at = at;
-	const uint32_t chunks = (uint32_t)p->ops[at].chunks;
+	p->end = end;
+	p->chunks = chunks;
 	__atomic_store_n(&p->done, 0, __ATOMIC_RELAXED);
-	__atomic_store_n(&p->ticket, number << 32 | chunks, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&p->ticket, number << 32 | (uint32_t)chunks, __ATOMIC_SEQ_CST);
 	// From here on others may end this run and begin another: touch nothing of it.
-	if (chunks > 1)
-		wake_all(p);
+	wake_all(p);
 }
 
 // Takes and runs one chunk; 0 when there is none.
@@ -98,15 +122,18 @@ static int work(worker *w) {
 	} while (!__atomic_compare_exchange_n(&p->ticket, &t, t - 1, 1, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE));
 	// From here to the end of the chunk the run cannot end: its fields, and the
 	// scratch, are stable.
-	int64_t at = p->at;
-	const sb_op *op = &p->ops[at];
-	int64_t chunks = op->chunks;
-	if (!is_stopped(p))
-		p->level->run[op->kind]((const void *)op->args, chunks - (int64_t)(uint32_t)t, w->scratch);
+	const int64_t at = p->at, end = p->end, chunks = p->chunks;
+	if (!is_stopped(p)) {
+		const sb_op *op = &p->ops[at];
+		int64_t chunk = chunks - (int64_t)(uint32_t)t;
+		for (; chunk >= op->chunks; op++)
+			chunk -= op->chunks;
+		run_chunk(p, op, chunk, w->scratch);
+	}
 	if (__atomic_add_fetch(&p->done, 1, __ATOMIC_ACQ_REL) == chunks) {
-		if (p->level->finish[op->kind] && !is_stopped(p))
-			p->level->finish[op->kind]((const void *)op->args);
-		advance(p, at + 1);
+		for (int64_t i = at; i < end && !is_stopped(p); i++)
+			finish(p, &p->ops[i]);
+		advance(w, end);
 	}
 	return 1;
 }
@@ -207,15 +234,15 @@ int sb_run(sb_pool *p, const sb_op *ops, int64_t n, const int32_t *stop) {
 			for (int64_t c = 0; c < ops[i].chunks; c++) {
 				if (is_stopped(p))
 					return 1;
-				p->level->run[ops[i].kind]((const void *)ops[i].args, c, p->w[0].scratch);
+				run_chunk(p, &ops[i], c, p->w[0].scratch);
 			}
-			if (ops[i].chunks > 0 && p->level->finish[ops[i].kind])
-				p->level->finish[ops[i].kind]((const void *)ops[i].args);
+			if (ops[i].chunks > 0)
+				finish(p, &ops[i]);
 		}
 		return 0;
 	}
 	__atomic_store_n(&p->idle, 0, __ATOMIC_SEQ_CST);
-	advance(p, 0);
+	advance(&p->w[0], 0);
 	while (!__atomic_load_n(&p->idle, __ATOMIC_ACQUIRE))
 		if (!work(&p->w[0]))
 			wait_for_work(p, 1);

@@ -1,12 +1,10 @@
 // Ops that work row by row: norms, rope, elementwise, choices of the largest,
 // routing.
 
-static void run_norm(const void *args, int64_t chunk, uint8_t *scratch) {
+static void norm_row(const sb_norm *a, int64_t r) {
 	enum { L2 = 1, BEFORE = 1, AFTER = 2 };
-	const sb_norm *a = args;
-	(void)scratch;
-	const float *x = row(a->x, chunk), *gate = a->gate.p ? row(a->gate, chunk) : NULL, *w = a->w.p ? row(a->w, 0) : NULL;
-	float *out = row(a->out, chunk);
+	const float *x = row(a->x, r), *gate = a->gate.p ? row(a->gate, r) : NULL, *w = a->w.p ? row(a->w, 0) : NULL;
+	float *out = row(a->out, r);
 	const int64_t g = a->group;
 	for (int64_t at = 0; at < a->x.cols; at += g) {
 		const float *z = x + at, *wg = w ? w + (a->w.cols == g ? 0 : at) : NULL;
@@ -31,6 +29,13 @@ static void run_norm(const void *args, int64_t chunk, uint8_t *scratch) {
 	}
 }
 
+static void run_norm(const void *args, int64_t chunk, uint8_t *scratch) {
+	const sb_norm *a = args;
+	(void)scratch;
+	for (int64_t r = chunk * a->rows, end = min64(r + a->rows, a->x.rows); r < end; r++)
+		norm_row(a, r);
+}
+
 // Row r of the table: cos, then sin, of pos[r]*freq[i].
 static void run_ropetable(const void *args, int64_t chunk, uint8_t *scratch) {
 	const sb_ropetable *a = args;
@@ -45,15 +50,13 @@ static void run_ropetable(const void *args, int64_t chunk, uint8_t *scratch) {
 	}
 }
 
-static void run_rope(const void *args, int64_t chunk, uint8_t *scratch) {
-	const sb_rope *a = args;
-	(void)scratch;
+static void rope_row(const sb_rope *a, int64_t r) {
 	const int64_t half = a->half;
-	const float *c = (const float *)a->table + chunk * 2 * half, *s = c + half;
+	const float *c = (const float *)a->table + r * 2 * half, *s = c + half;
 	float scale = 1;
 	if (a->qbeta != 0)
-		scale += a->qbeta * (float)log1p(floor((double)irow(a->pos, 0)[chunk] / (double)a->qorig));
-	float *x = row(a->x, chunk);
+		scale += a->qbeta * (float)log1p(floor((double)irow(a->pos, 0)[r] / (double)a->qorig));
+	float *x = row(a->x, r);
 	for (float *h = x; h < x + a->x.cols; h += a->head_dim) {
 		if (a->interleaved)
 			for (int64_t i = 0; i < half; i++) {
@@ -72,6 +75,13 @@ static void run_rope(const void *args, int64_t chunk, uint8_t *scratch) {
 			for (int64_t i = 0; i < a->head_dim; i += W)
 				v_store(h + i, v_load(h + i, a->head_dim - i) * scale, a->head_dim - i);
 	}
+}
+
+static void run_rope(const void *args, int64_t chunk, uint8_t *scratch) {
+	const sb_rope *a = args;
+	(void)scratch;
+	for (int64_t r = chunk * a->rows, end = min64(r + a->rows, a->x.rows); r < end; r++)
+		rope_row(a, r);
 }
 
 static void run_binary(const void *args, int64_t chunk, uint8_t *scratch) {

@@ -42,9 +42,17 @@ typedef struct {
 	uintptr_t w, s, b;
 	int64_t row_bytes, scale_bytes; // of one row
 	float global;
-	uintptr_t packed; // see int8.h
+	// The packed form, see packed.h; packed 0 = none.
+	uintptr_t packed;
 	int64_t packed_block, packed_batch; // bytes of a block of rows, of one matrix
+	int32_t code, scale, pgroup;
+	float zero, gain;
 } sb_weight;
+
+// Codes of packed weights: 2, 3, 4, 5, 6 or 8 bits, or an index into sixteen
+// numbers. How their scales are kept; those up to BF16B have a bias beside each.
+enum { SB_CODE_E2M1 = 9, SB_CODE_IQ4 };
+enum { SB_SCALE_F32B = 1, SB_SCALE_F16B, SB_SCALE_BF16B, SB_SCALE_F16, SB_SCALE_E8M0, SB_SCALE_K, SB_SCALE_KM };
 
 // The activations of compute.Act, in its order.
 enum { SB_ACT_NONE, SB_ACT_SILU, SB_ACT_RELU2, SB_ACT_GELU, SB_ACT_SIGMOID, SB_ACT_SWIGLU, SB_ACT_GEGLU, SB_ACT_CLAMPED };
@@ -75,11 +83,13 @@ enum {
 	SB_MAPIDS,
 	SB_BLOCKCONV,
 	SB_PAIRSELECT,
+	SB_PACK,
 	SB_KINDS
 };
 
 typedef struct {
 	int32_t kind, chunks;
+	int64_t joined; // 1: may run together with the op before it
 	uintptr_t args;
 } sb_op;
 
@@ -94,6 +104,7 @@ typedef struct {
 	int32_t kind, place;
 	int64_t group;
 	float eps, scale, offset;
+	int64_t rows; // of a chunk
 } sb_norm;
 
 // Rows of x as int8 with a scale and a scaled sum for each 32 elements.
@@ -101,7 +112,13 @@ typedef struct {
 	sb_view x;
 	uintptr_t q;
 	int64_t q_row; // bytes of a row
+	int64_t rows;  // of a chunk
 } sb_quant;
+
+// Writes w->packed. A chunk is a block of rows.
+typedef struct {
+	uintptr_t w;
+} sb_pack;
 
 // A low-rank addition: t holds A x of every row.
 typedef struct {
@@ -150,6 +167,7 @@ typedef struct {
 	int32_t interleaved;
 	float mul, qbeta;
 	int64_t qorig;
+	int64_t rows; // of a chunk
 } sb_rope;
 
 typedef struct {
@@ -161,14 +179,16 @@ typedef struct {
 typedef struct {
 	sb_view k, v, pos, of, table;
 	sb_kv kv;
+	int64_t sides; // heads of K and of V of a chunk
 } sb_kvwrite;
 
-enum { SB_ATTN_ROWS = 4 }; // rows of a chunk of attention
+enum { SB_ATTN_ROWS = 16 }; // most rows of a chunk of attention
 typedef struct {
 	sb_view q, out, of, table, lo, hi, sinks;
 	sb_kv kv;
 	int64_t heads;
 	float scale, softcap;
+	int64_t rows;      // rows of a chunk
 	int64_t per;       // query heads of a KV head
 	int64_t splits;    // ranges of pages, a chunk each; 1 = all pages
 	uintptr_t part;    // splits > 1: partial sums, one per (row, head, block)
@@ -267,23 +287,24 @@ typedef struct {
 	const char *name;
 	sb_chunk_fn run[SB_KINDS];
 	sb_finish_fn finish[SB_KINDS]; // once, after the last chunk
-	// Packs a 4- or 8-bit affine weight (see int8.h); returns its bytes. dst 0: only
-	// fills in the sizes. NULL: the level has no int8 kernels.
-	int64_t (*pack)(sb_weight *w, uint8_t *dst);
+	// Plans the packed form of a weight (see packed.h) and returns its bytes, 0 if
+	// this weight is not packed. NULL: the level has no int8 kernels.
+	int64_t (*pack)(sb_weight *w);
+	int32_t lanes; // floats of a vector
 } sb_level;
 
 extern const sb_level sb_level_scalar;
 #if defined(__x86_64__)
-extern const sb_level sb_level_avx2, sb_level_avx512;
+extern const sb_level sb_level_avx2, sb_level_avxvnni, sb_level_avx512, sb_level_amx;
 #elif defined(__aarch64__)
-extern const sb_level sb_level_neon;
+extern const sb_level sb_level_neon, sb_level_dotprod, sb_level_i8mm;
 #endif
 
 // The level of that name; NULL if this build or this machine does not have it.
 const sb_level *sb_level_find(const char *name);
 
-// Packs w for the level, as sb_level.pack.
-int64_t sb_pack(const sb_level *level, sb_weight *w, uint8_t *dst);
+// sb_level.pack of the level, 0 without one.
+int64_t sb_pack_size(const sb_level *level, sb_weight *w);
 
 // The pool: threads workers, of which the caller of sb_run is one.
 typedef struct sb_pool sb_pool;

@@ -29,7 +29,8 @@ INL vf v_abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
 
 // v_min and v_max return b when either is NaN. v_half, v_bhalf and v_bytes widen
 // W float16, bfloat16 or unsigned byte elements; v_store_half rounds to float16;
-// v_store_codes stores the low bytes of small integers.
+// v_store_codes stores the low bytes of small integers. v_top is the largest of
+// numbers that are not NaN.
 #if defined(SB_AVX512)
 INL vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INL vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
@@ -41,6 +42,9 @@ INL vf v_bhalf(const void *p) { return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi
 INL vf v_bytes(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 INL vf v_ldn(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
 INL void v_stn(float *p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
+INL vi v_bytes_int(const void *p) { return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+INL vf v_sbytes(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INL float v_top(vf v) { return _mm512_reduce_max_ps(v); }
 // v_sum4 returns the sums of four vectors; v_sum has the same order of additions:
 // (0+2)+(1+3) in each quarter, then the quarters alike.
 INL __m128 v_sum4(vf a, vf b, vf c, vf d) {
@@ -62,6 +66,13 @@ INL void v_store_codes(int8_t *p, vi v) {
 }
 INL vf v_bhalf(const void *p) { return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16); }
 INL vf v_bytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+INL vi v_bytes_int(const void *p) { return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+INL vf v_sbytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+INL float v_top(vf v) {
+	__m128 h = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+	h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+	return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
+}
 // v_sum4 returns the sums of four vectors; v_sum has the same order of additions:
 // (0+2)+(1+3) in each half, then the halves.
 INL __m128 v_sum4(vf a, vf b, vf c, vf d) {
@@ -99,6 +110,17 @@ INL vf v_bytes(const void *p) {
 	uint8x8_t b = vreinterpret_u8_u32(vdup_n_u32(u));
 	return (vf)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(b))));
 }
+INL vi v_bytes_int(const void *p) {
+	uint32_t u;
+	memcpy(&u, p, sizeof u);
+	return (vi)vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(u)))));
+}
+INL vf v_sbytes(const void *p) {
+	uint32_t u;
+	memcpy(&u, p, sizeof u);
+	return (vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(u))))));
+}
+INL float v_top(vf v) { return vmaxvq_f32((float32x4_t)v); }
 INL float32x4_t v_sum4(vf a, vf b, vf c, vf d) {
 	return vpaddq_f32(vpaddq_f32((float32x4_t)a, (float32x4_t)b), vpaddq_f32((float32x4_t)c, (float32x4_t)d));
 }

@@ -68,10 +68,11 @@ static sb_weight *weight(int scheme, int bits, int group, int dtype, int64_t bat
 	w->w = (uintptr_t)q;
 	w->s = (uintptr_t)s;
 	w->b = (uintptr_t)b;
-	if (pack && level->pack) {
-		uint8_t *dst = block(level->pack(w, NULL));
-		level->pack(w, dst);
-		w->packed = (uintptr_t)dst;
+	if (pack && sb_pack_size(level, w) > 0) {
+		w->packed = (uintptr_t)block(sb_pack_size(level, w));
+		sb_pack args = {(uintptr_t)w};
+		for (int64_t i = 0; i < batch * ((rows + level->lanes - 1) / level->lanes); i++)
+			level->run[SB_PACK](&args, i, NULL);
 	}
 	return w;
 }
@@ -94,17 +95,18 @@ static void linear(sb_weight *w, sb_weight *up, int64_t rows, int act) {
 	int64_t outs = 16 * (1 + rnd(3)), per = (w->rows + outs - 1) / outs, k = w->cols;
 	sb_view x = mat(rows, k), out = mat(rows, w->rows);
 	uintptr_t q = 0;
-	int64_t q_row = (k + k / 32 * 8 + 63) / 64 * 64;
+	int64_t q_row = (k + k / 32 * 20 + 63) / 64 * 64;
 	if (w->packed) {
-		q = (uintptr_t)block(rows * q_row);
-		OP(SB_QUANT, rows, sb_quant args = {x, q, q_row});
+		int64_t each = 1 + rnd(3);
+		q = (uintptr_t)block((rows + 15) / 16 * 16 * q_row);
+		OP(SB_QUANT, (rows + each - 1) / each, sb_quant args = {x, q, q_row, each});
 	}
 	OP(SB_LINEAR, per, sb_linear args = {.x = x, .out = out, .res = mat(rows, w->rows), .bias = mat(1, w->rows), .w = (uintptr_t)w, .up = (uintptr_t)up, .act = act, .scale = 1, .outs = outs, .per = per, .q = q, .q_row = q_row});
 }
 
 static void linears(void) {
 	for (int i = 0; i < 40; i++) {
-		int64_t rows = 1 + rnd(9), out = 1 + rnd(40);
+		int64_t rows = 1 + rnd(23), out = 1 + rnd(40);
 		int act = (int)rnd(8), type = 1 + (int)rnd(3);
 		int scheme = 1 + (int)rnd(17), bits = (int[]){1, 2, 3, 4, 5, 6, 8, 4, 8}[rnd(9)], group = 32 << rnd(3);
 		int64_t cols = 128 * (1 + rnd(3));
@@ -120,7 +122,7 @@ static void linears(void) {
 			group = 32, cols -= 32;
 		else if (group == 32)
 			cols -= 32;
-		int pack = scheme == SB_AFFINE && (bits == 4 || bits == 8) && rnd(4);
+		int pack = rnd(4) > 0;
 		sb_weight *w = weight(scheme, bits, group, type, 1, out, cols, pack), *up = act >= SB_ACT_SWIGLU ? weight(scheme, bits, group, type, 1, out, cols, pack) : NULL;
 		linear(w, up, rows, act);
 		OP(SB_EMBED, rows, sb_embed args = {ints(1, rows, -1, (int)out + 1), mat(rows, cols), (uintptr_t)w, 1});
@@ -145,12 +147,12 @@ static void row_ops(void) {
 	for (int i = 0; i < 25; i++) {
 		int64_t rows = 1 + rnd(5), group = 1 + rnd(40), cols = group * (1 + rnd(3));
 		sb_view x = mat(rows, cols);
-		OP(SB_NORM, rows, sb_norm args = {.x = x, .out = x, .w = mat(1, rnd(2) ? group : cols), .gate = mat(rows, cols), .kind = (int)rnd(2), .place = (int)rnd(3), .group = group, .eps = 1e-5f, .scale = 1});
+		OP(SB_NORM, rows, sb_norm args = {.x = x, .out = x, .w = mat(1, rnd(2) ? group : cols), .gate = mat(rows, cols), .kind = (int)rnd(2), .place = (int)rnd(3), .group = group, .eps = 1e-5f, .scale = 1, .rows = rows});
 		int64_t half = 1 + rnd(20), dim = 2 * half + rnd(5);
 		uintptr_t table = (uintptr_t)block(rows * half * 8);
 		sb_view pos = ints(1, rows, 0, 1000);
 		OP(SB_ROPETABLE, rows, sb_ropetable args = {pos, mat(1, half), table});
-		OP(SB_ROPE, rows, sb_rope args = {.x = mat(rows, dim * 3), .pos = pos, .table = table, .half = half, .head_dim = dim, .interleaved = (int)rnd(2), .mul = 1, .qbeta = 0.1f, .qorig = 64});
+		OP(SB_ROPE, rows, sb_rope args = {.x = mat(rows, dim * 3), .pos = pos, .table = table, .half = half, .head_dim = dim, .interleaved = (int)rnd(2), .mul = 1, .qbeta = 0.1f, .qorig = 64, .rows = 1});
 		OP(SB_BINARY, rows * 2, sb_binary args = {x, mat(rnd(2) ? 1 : rows, cols / group), x, (int)rnd(4), group, 1, (cols + 1) / 2, 2});
 		OP(SB_UNARY, rows * 2, sb_unary args = {x, x, (int)rnd(4), 3, (cols + 1) / 2, 2});
 		OP(SB_COPY, rows, sb_copy args = {x, mat(rows, cols), ints(1, rows, -1, (int)rows + 1)});
@@ -173,7 +175,7 @@ static void row_ops(void) {
 
 static void caches(void) {
 	for (int i = 0; i < 25; i++) {
-		int64_t rows = 1 + rnd(5), heads = 1 + rnd(3), per = 1 + rnd(3), kd = 1 + rnd(50), vd = 1 + rnd(70), pages = 1 + rnd(6), nblocks = 1 + rnd(12);
+		int64_t rows = 1 + rnd(20), tall = 1 + rnd(SB_ATTN_ROWS), heads = 1 + rnd(3), per = 1 + rnd(3), kd = 1 + rnd(50), vd = 1 + rnd(70), pages = 1 + rnd(6), nblocks = 1 + rnd(12);
 		int v_in_k = rnd(3) == 0, bits = rnd(2) ? (rnd(2) ? 4 : 8) : 0, dtype = 1 + (int)rnd(3), group = 32;
 		if (bits)
 			kd = 32 * (1 + rnd(3)), vd = 32 * (1 + rnd(3));
@@ -183,11 +185,12 @@ static void caches(void) {
 		int64_t kpage = heads * 64 * (bits ? kd * bits / 8 + kd / group * 8 : kd * size), vpage = heads * 64 * (bits ? vd * bits / 8 + vd / group * 8 : vd * size);
 		sb_kv kv = {(uintptr_t)block(pages * kpage), v_in_k ? 0 : (uintptr_t)block(pages * vpage), pages, heads, kd, vd, kpage, v_in_k ? 0 : vpage, dtype, bits, group};
 		sb_view of = ints(1, rows, -1, 4), table = ints(3, nblocks, -1, (int)pages + 1), lo = ints(1, rows, -9, 300), hi = ints(1, rows, -9, 900);
-		OP(SB_KVWRITE, heads * (v_in_k ? 1 : 2), sb_kvwrite args = {mat(rows, heads * kd), v_in_k ? (sb_view){0} : mat(rows, heads * vd), ints(1, rows, -1, 900), of, table, kv});
+		int64_t sides = 1 + rnd(3);
+		OP(SB_KVWRITE, (heads * (v_in_k ? 1 : 2) + sides - 1) / sides, sb_kvwrite args = {mat(rows, heads * kd), v_in_k ? (sb_view){0} : mat(rows, heads * vd), ints(1, rows, -1, 900), of, table, kv, sides});
 		int64_t splits = 1 + rnd(3), part = (vd + 2 + 31) / 32 * 32;
-		sb_attention a = {.q = mat(rows, heads * per * kd), .out = mat(rows, heads * per * vd), .of = of, .table = table, .lo = lo, .hi = hi, .sinks = rnd(2) ? mat(1, heads * per) : (sb_view){0}, .kv = kv, .heads = heads * per, .scale = 0.1f, .softcap = rnd(2) ? 30.0f : 0, .per = per, .splits = splits, .part_size = part};
+		sb_attention a = {.q = mat(rows, heads * per * kd), .out = mat(rows, heads * per * vd), .of = of, .table = table, .lo = lo, .hi = hi, .sinks = rnd(2) ? mat(1, heads * per) : (sb_view){0}, .kv = kv, .heads = heads * per, .scale = 0.1f, .softcap = rnd(2) ? 30.0f : 0, .rows = tall, .per = per, .splits = splits, .part_size = part};
 		a.part = (uintptr_t)block(4 * rows * heads * per * nblocks * part);
-		OP(SB_ATTENTION, (rows + SB_ATTN_ROWS - 1) / SB_ATTN_ROWS * heads * splits, sb_attention args = a);
+		OP(SB_ATTENTION, (rows + tall - 1) / tall * heads * splits, sb_attention args = a);
 		if (splits > 1)
 			OP(SB_ATTNMERGE, rows * heads * per, sb_attention args = a);
 	}
@@ -218,9 +221,9 @@ static void caches(void) {
 }
 
 int main(void) {
-	static const char *names[] = {"avx512", "avx2", "neon", "scalar"};
+	static const char *names[] = {"amx", "avx512", "avxvnni", "avx2", "i8mm", "dotprod", "neon", "scalar"};
 	void (*parts[])(void) = {linears, row_ops, caches};
-	for (int l = 0; l < 4; l++) {
+	for (int l = 0; l < 8; l++) {
 		level = sb_level_find(names[l]);
 		if (!level)
 			continue;

@@ -1,0 +1,26 @@
+// 64-bit Arm with dot products (Apple M1 and later, Armv8.4).
+#if defined(__aarch64__)
+#include "sb.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <arm_neon.h>
+
+#define SB_NEON
+#define SB_DOTPROD
+#define LEVEL sb_level_dotprod
+#define LEVEL_NAME "dotprod"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
+#else
+#pragma GCC target("+dotprod")
+#endif
+
+#include "kernels.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif
