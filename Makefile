@@ -54,7 +54,7 @@ soak: setup
 	done
 
 bench:
-	$(GO) test -run '^$$' -bench . -benchtime 1s ./engine/...
+	$(GO) test -run '^$$' -bench . -benchtime 1s ./engine/... ./app
 
 # What `make cross` and the tests of the menu-bar app need beyond `make setup`: a
 # compiler for macOS (clang with Apple's libc headers, one pinned package), and

@@ -327,7 +327,9 @@ func TestEveryAction(t *testing.T) {
 		}},
 		{"check", func() {
 			x.click("check", "")
-			x.dialog("This machine", "OK")
+			if d := x.dialog("This machine", "OK"); !strings.Contains(d.Text, "kernel drills of the cpu backend agree") {
+				t.Errorf("%+v", d)
+			}
 			made("GET /doctor")
 		}},
 		{"log", func() {

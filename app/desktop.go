@@ -15,8 +15,11 @@ import (
 
 	"sparkbar/app/menubar"
 	"sparkbar/engine"
+	"sparkbar/engine/compute"
+	"sparkbar/engine/cpu"
 	"sparkbar/httpapi"
 	"sparkbar/httpapi/client"
+	"sparkbar/metalkern"
 	"sparkbar/resources"
 )
 
@@ -163,7 +166,7 @@ func (d *desktop) grace() time.Duration {
 // menu makes the Controller for the place where the app is shown.
 func (d *desktop) menu(host menubar.Host, changed func()) *menubar.Controller {
 	d.host = host
-	d.ctl = menubar.New(menubar.Options{Client: d.api, Host: host, Server: d, Installed: installed,
+	d.ctl = menubar.New(menubar.Options{Client: d.api, Host: host, Server: d, Installed: installed, SelfTest: d.selfTest,
 		Skip: func(v string) { d.note(func(e *journalEntries) { e.Skipped = v }) },
 		Changed: func() {
 			s := d.ctl.State()
@@ -173,6 +176,35 @@ func (d *desktop) menu(host menubar.Host, changed func()) *menubar.Controller {
 			changed()
 		}})
 	return d.ctl
+}
+
+// selfTest runs the kernel drills on a backend of its own, the one that models
+// run on; answers go on meanwhile.
+func (d *desktop) selfTest(ctx context.Context) (string, error) {
+	name := d.v.GetString("backend")
+	open, err := backendOf(d.v)
+	if name == "cpu" { // the drills know nothing of the rounding of activations
+		open = func() (compute.Backend, error) {
+			return cpu.New(cpu.Options{Threads: d.v.GetInt("threads"), Exact: true})
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	b, err := open()
+	if err != nil {
+		return "", err
+	}
+	defer b.Close()
+	for _, x := range metalkern.Drills {
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+		if err := x.Check(b); err != nil {
+			return "", fmt.Errorf("a kernel of the %s backend computes something else than it should, so answers may be wrong: %w", name, err)
+		}
+	}
+	return fmt.Sprintf("All %d kernel drills of the %s backend agree with the reference.", len(metalkern.Drills), name), nil
 }
 
 // note changes the journal; a disk that is full keeps nobody from working.

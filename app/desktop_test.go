@@ -95,7 +95,7 @@ func (h *screen) Ask(d menubar.Dialog) {
 // deskApp is the app with the real engine and server, without a screen.
 type deskApp struct {
 	*desktop
-	t    *testing.T
+	t    testing.TB
 	host *screen
 	logs *lockedBuffer
 	dir  string // settings, journal
@@ -103,7 +103,7 @@ type deskApp struct {
 }
 
 // startDesk runs the app; prepare may write into its folders before.
-func startDesk(t *testing.T, args []string, prepare func(dir, hub string)) *deskApp {
+func startDesk(t testing.TB, args []string, prepare func(dir, hub string)) *deskApp {
 	t.Helper()
 	x := &deskApp{t: t, host: &screen{login: menubar.LoginOff}, logs: &lockedBuffer{}, dir: t.TempDir(), hub: t.TempDir()}
 	t.Setenv("SPARKBAR_CONFIG", filepath.Join(x.dir, "config.yaml"))

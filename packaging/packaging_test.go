@@ -140,6 +140,59 @@ func TestBundle(t *testing.T) {
 	}
 }
 
+// TestCheckBundle: each thing that macOS asks of a bundle is missed when it is
+// not there.
+func TestCheckBundle(t *testing.T) {
+	app := bundled(t, "arm64")
+	file := filepath.Join(app, "Contents/Info.plist")
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What the small program is for, so that nothing else is wrong.
+	m, err := ReadMachO(filepath.Join(app, "Contents/MacOS/sparkbar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	good = bytes.Replace(good, []byte("<string>14.0</string>"), []byte("<string>"+m.MinOS+"</string>"), 1)
+	check := func() error {
+		t.Helper()
+		return CheckBundle(app)
+	}
+	if err := os.WriteFile(file, good, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := check(); err != nil {
+		t.Fatalf("a good one: %v", err)
+	}
+	for old, change := range map[string]string{
+		"<key>CFBundleExecutable</key><string>sparkbar":       "<key>CFBundleExecutable</key><string>other",
+		"<string>app.sparkbar.Sparkbar</string>":              "<string>Sparkbar</string>",
+		"<key>CFBundlePackageType</key><string>APPL":          "<key>CFBundlePackageType</key><string>BNDL",
+		"<string>1.2.0</string>":                              "<string>dev</string>",
+		"<string>1.2.7</string>":                              "<string>1.2.0.7</string>",
+		"<key>LSUIElement</key><true/>":                       "<key>LSUIElement</key><false/>",
+		"<key>NSHighResolutionCapable</key><true/>":           "",
+		"<key>NSSupportsSuddenTermination</key><false/>":      "<key>NSSupportsSuddenTermination</key><true/>",
+		"<key>NSAllowsLocalNetworking</key><true/>":           "",
+		"<key>CFBundleIconFile</key><string>AppIcon":          "<key>CFBundleIconFile</key><string>None",
+		"<key>NSPrincipalClass</key><string>NSApplication":    "<key>NSPrincipalClass</key><string>NSObject",
+		"<key>LSMinimumSystemVersion</key><string>" + m.MinOS: "<key>LSMinimumSystemVersion</key><string>99.0",
+		"<key>CFBundleInfoDictionaryVersion</key><string>6.0": "<key>CFBundleInfoDictionaryVersion</key><string>5.0",
+	} {
+		bad := bytes.Replace(good, []byte(old), []byte(change), 1)
+		if bytes.Equal(bad, good) {
+			t.Fatalf("Info.plist has no %q", old)
+		}
+		if err := os.WriteFile(file, bad, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if check() == nil {
+			t.Errorf("%q instead of %q is accepted", change, old)
+		}
+	}
+}
+
 func flip(path string, at int64) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

@@ -2,9 +2,12 @@ package cocoa
 
 import (
 	"bytes"
+	"encoding/binary"
+	"hash/crc32"
 	"image"
 	"image/color"
 	"image/png"
+	"slices"
 
 	"sparkbar/app/menubar"
 )
@@ -52,11 +55,23 @@ func glyph(g menubar.Glyph, frame int) []byte {
 			im.SetNRGBA(x, y, color.NRGBA{0, 0, 0, uint8(255 * n / (grid * grid))})
 		}
 	}
+	return encode(im)
+}
+
+// encode writes a PNG that says it has two pixels a point: 144 dots an inch, in
+// dots a metre. Without that AppKit would draw it twice as large.
+func encode(im image.Image) []byte {
+	const dots = 5669
 	var b bytes.Buffer
 	if err := png.Encode(&b, im); err != nil {
 		panic(err) // a Buffer takes everything
 	}
-	return b.Bytes()
+	const head = 8 + 25 // the signature and the first chunk, IHDR
+	size := []byte{0, 0, 0, 9, 'p', 'H', 'Y', 's', 0, 0, 0, 0, 0, 0, 0, 0, 1}
+	binary.BigEndian.PutUint32(size[8:], dots)
+	binary.BigEndian.PutUint32(size[12:], dots)
+	size = binary.BigEndian.AppendUint32(size, crc32.ChecksumIEEE(size[4:]))
+	return slices.Insert(b.Bytes(), head, size...)
 }
 
 // ink reports whether a glyph covers p.
@@ -107,11 +122,7 @@ func ribbon(bars []menubar.Bar) []byte {
 			}
 		}
 	}
-	var out bytes.Buffer
-	if err := png.Encode(&out, im); err != nil {
-		panic(err) // a Buffer takes everything
-	}
-	return out.Bytes()
+	return encode(im)
 }
 
 func abs(x float64) float64 { return max(x, -x) }

@@ -62,6 +62,9 @@ type Options struct {
 	Settings Settings
 	// Installed looks for a program on this machine, nil = nothing is known.
 	Installed func(program string) bool
+	// SelfTest runs the kernels of this machine against the definition of what
+	// they compute and says which did; nil = it is not for this process to do.
+	SelfTest func(context.Context) (string, error)
 	// Skip remembers a version that the user does not want, nil = nobody does.
 	Skip func(version string)
 	// Changed is called when what the user sees has changed: the title always,

@@ -335,6 +335,24 @@ func TestActions(t *testing.T) {
 	})
 }
 
+// TestCheck: the self-test of the kernels is part of what is told about a machine.
+func TestCheck(t *testing.T) {
+	for _, bad := range []error{nil, errors.New("a kernel is wrong")} {
+		synctest.Test(t, func(t *testing.T) {
+			api, host := newAPI(), &fakeHost{charge: -1}
+			api.routes["GET /doctor"] = `{"ok":true,"findings":[]}`
+			c := New(Options{Client: client.InProcess(api, ""), Host: host, SelfTest: func(context.Context) (string, error) { return "12 drills agree", bad }})
+			if err := c.Do(t.Context(), Effect{Do: VerbCheck}); err != nil {
+				t.Fatal(err)
+			}
+			d := host.asked[0]
+			if bad == nil && (d.Title != "This machine is fine" || d.Text != "12 drills agree") || bad != nil && (d.Title != "This machine needs attention" || d.Text != bad.Error()) {
+				t.Errorf("%+v", d)
+			}
+		})
+	}
+}
+
 // TestWaitAndThen: the unload comes when the last request is done, not before.
 func TestWaitAndThen(t *testing.T) {
 	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *int) {

@@ -211,7 +211,8 @@ func (c *Controller) withLab(d Dialog, screen string) Dialog {
 	return d
 }
 
-// check asks the server to look at this machine and tells what it found.
+// check asks the server to look at this machine, lets the kernels be tested
+// where that can be done, and tells what was found.
 func (c *Controller) check(ctx context.Context) error {
 	ok, findings, err := c.o.Client.Doctor(ctx)
 	if err != nil {
@@ -222,6 +223,13 @@ func (c *Controller) check(ctx context.Context) error {
 		d.Title = "This machine needs attention"
 	}
 	var lines []string
+	if c.o.SelfTest != nil {
+		done, err := c.o.SelfTest(ctx)
+		if err != nil {
+			d.Title, done = "This machine needs attention", err.Error()
+		}
+		lines = append(lines, done)
+	}
 	for _, f := range findings {
 		line := f.Message
 		if f.Fix != "" {

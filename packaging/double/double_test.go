@@ -4,14 +4,18 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/sha1"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -148,6 +152,8 @@ func TestUnpatchedDoesNotCompile(t *testing.T) {
 // app is the product running against the double.
 type app struct {
 	t    *testing.T
+	log  string // file
+	seen int    // bytes of it that were looked at
 	in   io.Writer
 	out  *bufio.Reader
 	cmd  *exec.Cmd
@@ -166,7 +172,7 @@ func start(t *testing.T, exe, home string, more ...string) *app {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &app{t, in, bufio.NewReader(out), cmd, &bytes.Buffer{}}
+	a := &app{t: t, in: in, out: bufio.NewReader(out), cmd: cmd, errs: &bytes.Buffer{}}
 	cmd.Stderr = a.errs
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -203,10 +209,11 @@ func (a *app) say(command string, v any) {
 }
 
 type item struct {
-	ID, Title       string
-	State           int
-	Enabled, Hidden bool
-	Items           []item
+	ID, Title, Colour string
+	State             int
+	Enabled, Hidden   bool
+	Image             bool
+	Items             []item
 }
 
 type shown struct {
@@ -283,6 +290,173 @@ func (a *app) dialog(title string, button int) {
 	a.say(fmt.Sprintf("answer %d", button), nil)
 }
 
+// made waits until the menu has made these requests since the last look, and no
+// others; what it only reads does not count.
+func (a *app) made(want ...string) {
+	a.t.Helper()
+	var got []string
+	read := func() {
+		b, err := os.ReadFile(a.log)
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		end := bytes.LastIndexByte(b, '\n') + 1
+		for line := range strings.Lines(string(b[a.seen:end])) {
+			f := map[string]string{}
+			for _, kv := range strings.Fields(line) {
+				k, v, _ := strings.Cut(kv, "=")
+				f[k] = v
+			}
+			if f["by"] == "menu" && (f["method"] == "POST" || f["method"] == "PATCH" || f["method"] == "GET" && f["path"] == "/doctor") {
+				got = append(got, f["method"]+" "+f["path"])
+			}
+		}
+		a.seen = end
+	}
+	a.until(fmt.Sprint("the requests ", want), func() bool { read(); return len(got) >= len(want) })
+	if !slices.Equal(got, want) {
+		a.t.Errorf("the menu asked for %q, want %q", got, want)
+	}
+}
+
+// slowHub is a model hub with one repository, me/big, whose weights stop after
+// the first bytes until release is closed.
+func slowHub(t *testing.T, release <-chan struct{}) string {
+	t.Helper()
+	const commit = "0123456789abcdef0123456789abcdef01234567"
+	files := map[string][]byte{"config.json": []byte(`{"model_type":"qwen3"}`), "tokenizer.json": []byte("{}"), "model.safetensors": bytes.Repeat([]byte("w"), 1<<20)}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name, content := strings.CutPrefix(r.URL.Path, "/me/big/resolve/"+commit+"/")
+		switch {
+		case !strings.Contains(r.URL.Path, "me/big"):
+			w.Header().Set("X-Error-Code", "RepoNotFound")
+			w.WriteHeader(http.StatusNotFound)
+		case !content:
+			siblings := []map[string]any{}
+			for name, b := range files {
+				x := map[string]any{"rfilename": name, "size": len(b), "blobId": fmt.Sprintf("%x", sha1.Sum(append(fmt.Appendf(nil, "blob %d\x00", len(b)), b...)))}
+				if strings.HasSuffix(name, ".safetensors") {
+					x["lfs"] = map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256(b)), "size": len(b)}
+				}
+				siblings = append(siblings, x)
+			}
+			json.NewEncoder(w).Encode(map[string]any{"id": "me/big", "sha": commit, "siblings": siblings})
+		default:
+			b := files[name]
+			w.Header().Set("X-Repo-Commit", commit)
+			w.Header().Set("ETag", fmt.Sprintf(`"%x"`, sha256.Sum256(b)))
+			w.Header().Set("Content-Length", fmt.Sprint(len(b)))
+			if !strings.HasSuffix(name, ".safetensors") {
+				w.Write(b)
+				return
+			}
+			w.Write(b[:len(b)/4])
+			w.(http.Flusher).Flush()
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// snippets copies what each client needs and runs it: what it sends must reach
+// the server.
+func snippets(t *testing.T, a *app, base, exe, home string) {
+	// The SDKs read the addresses from the environment.
+	python, err := filepath.Abs("../../build/clients/python/bin/python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := func(id string) string {
+		t.Helper()
+		before := *a.state().Pasteboard
+		a.click(id)
+		a.until(id+" is copied", func() bool { return *a.state().Pasteboard != before })
+		return *a.state().Pasteboard
+	}
+	for id, script := range map[string]string{
+		"copy.openai":    "import openai; print(openai.OpenAI(max_retries=0).chat.completions.create(model='demo', max_tokens=8, messages=[{'role':'user','content':'hi'}]).model)",
+		"copy.anthropic": "import anthropic; print(anthropic.Anthropic(max_retries=0).messages.create(model='demo', max_tokens=8, messages=[{'role':'user','content':'hi'}]).model)",
+	} {
+		t.Run(id, func(t *testing.T) {
+			if _, err := os.Stat(python); err != nil {
+				testneed.Missing(t, "Python with the clients", "run `make setup`")
+			}
+			address := copied(id)
+			cmd := exec.Command(python, "-c", script)
+			cmd.Env = append(os.Environ(), "OPENAI_BASE_URL="+address, "OPENAI_API_KEY=none", "ANTHROPIC_BASE_URL="+address, "ANTHROPIC_API_KEY=none")
+			if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "demo" {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+	a.say("open", nil)
+	a.until("the clients", func() bool { return !a.find("connect.copy claude-code").Hidden })
+	path := strings.Join([]string{filepath.Dir(exe), filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(python))), "node_modules", ".bin"), os.Getenv("PATH")}, ":")
+	// What makes a program ask one question and end, and where it asks it.
+	known := map[string]struct{ program, more, reaches string }{
+		"claude-code": {"claude", " -- -p hi", "/v1/messages"},
+		"codex":       {"codex", " exec --skip-git-repo-check hi", "/v1/responses"},
+		"pi":          {"pi", " --no-session -p hi", "/v1/messages"},
+		"curl":        {"curl", "", "/v1/chat/completions"},
+	}
+	for _, it := range a.find("connect").Items {
+		id, isCopy := strings.CutPrefix(it.ID, "connect.copy ")
+		if !isCopy || !it.Enabled {
+			continue
+		}
+		t.Run("connect "+id, func(t *testing.T) {
+			command := copied(it.ID)
+			k, ok := known[id]
+			if !ok { // no such program here: it must at least say what holds now
+				if strings.Contains(command, "http") && !strings.Contains(command, base) || strings.Contains(command, "http://localhost") {
+					t.Errorf("%s names another server", command)
+				}
+				return
+			}
+			if _, err := exec.LookPath(filepath.Join(strings.Split(path, ":")[1], k.program)); err != nil && id != "curl" {
+				testneed.Missing(t, k.program, "run `make setup`")
+			}
+			env := append(os.Environ(), "HOME="+home, "PATH="+path, "CLAUDE_CODE_MAX_RETRIES=0", "DISABLE_AUTOUPDATER=1", "PI_OFFLINE=1", "PI_TELEMETRY=0", "PI_SKIP_VERSION_CHECK=1")
+			if id == "codex" || id == "pi" { // their file comes first
+				run(t, env, home, exe, "integrations", id, "--url", base, "--write", "--yes")
+			}
+			before, err := os.ReadFile(a.log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // they try again and again; reaching is what counts
+			defer cancel()
+			cmd := exec.CommandContext(ctx, "sh", "-c", command+k.more)
+			cmd.Env, cmd.Dir, cmd.WaitDelay = env, t.TempDir(), time.Second
+			out := &bytes.Buffer{}
+			cmd.Stdout, cmd.Stderr = out, out
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() { done <- cmd.Wait() }()
+			reached := func() bool {
+				b, err := os.ReadFile(a.log)
+				return err == nil && strings.Contains(string(b[len(before):]), "method=POST path="+k.reaches+" ")
+			}
+			for !reached() {
+				select {
+				case err := <-done:
+					if !reached() {
+						t.Fatalf("%s%s ended without a request to %s: %v\n%s", command, k.more, k.reaches, err, out)
+					}
+				case <-time.After(50 * time.Millisecond):
+				}
+			}
+			cancel()
+		})
+	}
+}
+
 func get(t *testing.T, url, key string) int {
 	t.Helper()
 	req, err := http.NewRequest(http.MethodGet, url, nil)
@@ -307,10 +481,24 @@ func TestSession(t *testing.T) {
 	_, modfile := patched(t, dir)
 	exe := filepath.Join(dir, "sparkbar")
 	run(t, env, "../..", "go", "build", "-trimpath", "-tags", "double", "-modfile", modfile, "-o", exe, "./app")
-	home := t.TempDir()
-	a := start(t, exe, home)
+	home, hub := t.TempDir(), t.TempDir()
+	release := make(chan struct{})
+	defer close(release)
+	folders := ""
+	if smol, err := filepath.Abs("../../build/smollm2"); err == nil {
+		folders = smol
+	}
+	a := start(t, exe, home, "SPARKBAR_LOG_LEVEL=debug", "HF_HUB_CACHE="+hub, "HF_ENDPOINT="+slowHub(t, release), "SPARKBAR_MODEL_DIRS="+folders)
+	a.log = filepath.Join(home, "sparkbar", "sparkbar.log")
 	a.read(nil) // ready
 
+	// The first run: the item is there at once, the window says welcome, and the
+	// demo is loaded meanwhile.
+	a.until("the welcome", func() bool {
+		s := a.state()
+		return s.URL != nil && strings.HasSuffix(*s.URL, "/#/welcome") && s.Policy == 0
+	})
+	a.say("shut", nil)
 	a.untilTitle("headline", "demo · ready")
 	if d := a.dump(); d.Items != 1 || !d.Template || !strings.HasPrefix(d.Label, "Sparkbar: ready") {
 		t.Errorf("%+v", d)
@@ -333,21 +521,65 @@ func TestSession(t *testing.T) {
 	}
 	a.click("copy.curl")
 	a.until("the example is copied", func() bool { return strings.HasPrefix(*a.state().Pasteboard, "curl ") })
-	if _, err := exec.LookPath("curl"); err == nil {
-		if out := run(t, os.Environ(), "", "sh", "-c", *a.state().Pasteboard); !strings.Contains(out, `"choices"`) {
-			t.Errorf("the example answers %s", out)
-		}
+	if _, err := exec.LookPath("curl"); err != nil {
+		testneed.Missing(t, "curl", "install it")
 	}
+	if out := run(t, os.Environ(), "", "sh", "-c", *a.state().Pasteboard); !strings.Contains(out, `"choices"`) {
+		t.Errorf("the example answers %s", out)
+	}
+	a.made() // copying asks the server nothing
+	snippets(t, a, base, exe, home)
 
 	// Rounds as they happen.
 	go http.Post(base+"/v1/chat/completions", "application/json", strings.NewReader(`{"messages":[{"role":"user","content":"What is speculative decoding?"}],"max_tokens":300}`))
 	a.untilTitle("speed", "per round")
+	a.until("the ribbon is drawn", func() bool { it := a.find("ribbon"); return !it.Hidden && it.Image })
 	a.untilTitle("headline", "demo · ready")
+	a.made()
+
+	// A real model, with its progress, and back.
+	if _, err := os.Stat(filepath.Join(folders, "done")); err != nil {
+		t.Log("SmolLM2 is missing, so nothing is swapped: run `make setup`")
+		if os.Getenv("SPARKBAR_REQUIRE") == "all" {
+			t.Error("and SPARKBAR_REQUIRE=all asks for it")
+		}
+	} else {
+		a.until("SmolLM2 is listed", func() bool { return !a.find("model.load mlx").Hidden })
+		a.click("model.load mlx")
+		a.untilTitle("headline", "mlx · ready")
+		a.made("POST /admin/load")
+		var titles []string
+		a.say("titles headline", &titles)
+		if !slices.ContainsFunc(titles, func(s string) bool { return strings.HasPrefix(s, "Loading mlx…") && strings.HasSuffix(s, "%") }) {
+			t.Errorf("no progress was shown: %q", titles)
+		}
+		if it := a.find("model mlx"); !strings.HasPrefix(it.Title, "● mlx") {
+			t.Errorf("%+v", it)
+		}
+		a.click("model.load demo")
+		a.untilTitle("headline", "demo · ready")
+		a.made("POST /admin/load")
+	}
+
+	// A download, begun by somebody else, and cancelled here; what has come stays.
+	go http.Post(base+"/admin/load", "application/json", strings.NewReader(`{"model":"me/big"}`))
+	a.untilTitle("progress", "Downloading big: ")
+	if d := a.dump(); !strings.HasSuffix(strings.TrimRight(d.Title, "\u2007"), "%") && !strings.Contains(d.Title, "GB") {
+		t.Errorf("beside the icon stands %q", d.Title)
+	}
+	a.click("cancel")
+	a.dialog("Cancel the download?", 0)
+	a.untilTitle("headline", "demo · ready")
+	a.made("POST /admin/load/cancel")
+	if kept, err := filepath.Glob(filepath.Join(hub, "models--me--big", "blobs", "*")); err != nil || len(kept) == 0 {
+		t.Errorf("nothing of the download is kept: %v", err)
+	}
 
 	// Another mode, in place: the list of items stays.
 	before := a.dump().Changes
 	a.click("decoding.mode lookup")
 	a.untilTitle("pair", "(lookup drafts)")
+	a.made("POST /admin/load")
 	if now := a.dump().Changes; now != before {
 		t.Errorf("the open menu was filled anew (%d, before %d)", now, before)
 	}
@@ -380,12 +612,21 @@ func TestSession(t *testing.T) {
 
 	a.click("about")
 	a.dialog("Sparkbar", 0)
+
+	// The option key shows the log while it is held; without it, nothing.
+	a.say("keys 0x80000", nil)
+	a.say("open", nil)
+	a.until("the log can be shown", func() bool { return !a.find("log").Hidden })
+	a.say("keys 0", nil)
+	a.say("open", nil)
+	a.until("the log cannot be shown", func() bool { return a.find("log").Hidden })
 	a.click("login")
 	a.until("the login item is on", func() bool { return a.state().Login == 1 && a.find("login").State == 1 })
 	a.say("login 2", nil)
 	a.until("the login item waits for approval", func() bool { return a.find("login").State == -1 })
 	a.click("login")
 	a.until("the settings are shown", func() bool { return len(a.state().Opened) == 1 })
+	a.made("PATCH /admin/settings")
 
 	// The window, and the Dock icon that comes and goes with it.
 	a.click("dashboard")
@@ -393,6 +634,21 @@ func TestSession(t *testing.T) {
 		s := a.state()
 		return s.URL != nil && strings.HasPrefix(*s.URL, base+"/") && s.Policy == 0
 	})
+	// Its own pages stay in it, other links go to the browser; its menus work.
+	var link struct{ Policy int }
+	if a.say("follow "+base+"/#/models", &link); link.Policy != 1 {
+		t.Errorf("its own page is not shown: %d", link.Policy)
+	}
+	if a.say("follow https://example.org/notes", &link); link.Policy != 0 || !slices.Contains(a.state().Opened, "https://example.org/notes") {
+		t.Errorf("another page: %d %q", link.Policy, a.state().Opened)
+	}
+	var menus []item
+	a.say("mainmenu", &menus)
+	if len(menus) != 5 || menus[2].Title != "Edit" || len(menus[2].Items) != 7 {
+		t.Errorf("%+v", menus)
+	}
+	a.say("choose Settings…", nil)
+	a.until("the settings", func() bool { return strings.HasSuffix(*a.state().URL, "/#/settings") })
 	a.say("shut", nil)
 	if p := a.state().Policy; p != 1 {
 		t.Errorf("the Dock icon stays: %d", p)
@@ -422,16 +678,28 @@ func TestSession(t *testing.T) {
 
 	a.say("open", nil)
 	a.until("the server has a race", func() bool { return a.find("race").Enabled })
+	a.made()
 	a.click("race")
 	a.dialog("Identical output", 0)
+	a.made("POST /admin/race")
 	a.click("check")
 	a.dialog("This machine", 0)
+	a.made("GET /doctor")
 	a.click("model.pin demo")
 	a.until("the model is pinned", func() bool { return a.find("model.pin demo").State == 1 })
+	a.made("PATCH /admin/settings")
 
 	a.click("unload")
 	a.untilTitle("headline", "No model loaded")
+	a.made("POST /admin/unload")
 	a.click("reload")
+	a.untilTitle("headline", "demo · ready")
+	a.made("POST /admin/load")
+
+	// The computer is kept awake while it works, not on a battery that is nearly
+	// empty; a sleep passes without harm.
+	a.say("sleep", nil)
+	a.say("wake", nil)
 	a.untilTitle("headline", "demo · ready")
 
 	// With requests running, quitting asks first, and each can be stopped. Two
@@ -455,6 +723,7 @@ func TestSession(t *testing.T) {
 		}()
 	}
 	a.untilTitle("requests", "running")
+	a.until("the computer is kept awake", func() bool { return a.state().Awake == 1 })
 	a.click("quit")
 	a.dialog("running", 2) // not now
 	a.until("a request was stopped", func() bool {
