@@ -18,25 +18,37 @@ type backend struct {
 	at   int
 }
 
-// slot is what one program in flight holds.
+// slot is the work memory of one program in flight.
 type slot struct {
-	lower lowerer
-	fence Fence // nil: nothing runs
-	err   error
-	held  []*compute.Buffer
+	lower   lowerer
+	running *pending // nil: none so far
 }
 
-// wait ends the program of the slot, if there is one.
 func (s *slot) wait() error {
-	if s.fence != nil {
-		s.err = s.fence.Wait()
-		s.fence = nil
-		for _, b := range s.held {
+	if s.running == nil {
+		return nil
+	}
+	return s.running.Wait()
+}
+
+// pending is a program in flight.
+type pending struct {
+	fence Fence
+	held  []*compute.Buffer // what it uses must not go before its end
+	done  bool
+	err   error
+}
+
+// Wait returns when the program has ended.
+func (p *pending) Wait() error {
+	if !p.done {
+		p.err = p.fence.Wait()
+		p.done = true
+		for _, b := range p.held {
 			b.Release()
 		}
-		s.held = s.held[:0]
 	}
-	return s.err
+	return p.err
 }
 
 // New returns a backend that owns the device until Close.
@@ -64,7 +76,14 @@ func (b *backend) Alloc(label string, bytes int) (*compute.Buffer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: cannot allocate %d bytes: %w", label, bytes, err)
 	}
-	return compute.NewBuffer(label, m.Bytes, m, func() { b.dev.Free(m) }), nil
+	return compute.NewBuffer(label, m.Bytes, m, func() { b.free(m) }), nil
+}
+
+// free gives memory back; what a closed backend leaves went with its device.
+func (b *backend) free(m Memory) {
+	if b.dev != nil && m.ID != 0 {
+		b.dev.Free(m)
+	}
 }
 
 // loaded is the Handle of a Weight.
@@ -73,7 +92,7 @@ type loaded struct {
 }
 
 // Load wraps the bytes of m where they lie. Bytes that do not begin at a multiple
-// of 4 are copied.
+// of 4, or that the device cannot map, are copied.
 func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 	if m.Rows > 0 && m.Cols > 0 {
 		if err := m.Check(); err != nil {
@@ -93,21 +112,22 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 		bytes []byte
 		to    *Memory
 	}{{m.Weight, &h.weight}, {m.Scales, &h.scales}, {m.Biases, &h.biases}} {
-		var err error
-		switch {
-		case len(part.bytes) == 0:
+		if len(part.bytes) == 0 {
 			continue
-		case uintptr(unsafe.Pointer(&part.bytes[0]))%4 == 0:
-			*part.to, err = b.dev.Wrap(part.bytes)
-		default:
-			if *part.to, err = b.dev.Alloc(len(part.bytes)); err == nil {
-				copy(part.to.Bytes, part.bytes)
+		}
+		if uintptr(unsafe.Pointer(&part.bytes[0]))%4 == 0 {
+			if mem, err := b.dev.Wrap(part.bytes); err == nil {
+				*part.to = mem
+				continue
 			}
 		}
+		mem, err := b.dev.Alloc(len(part.bytes))
 		if err != nil {
 			b.Unload(w)
 			return nil, fmt.Errorf("%s: %w", m.Name, err)
 		}
+		copy(mem.Bytes, part.bytes)
+		*part.to, w.Repacked = mem, true
 	}
 	return w, nil
 }
@@ -123,9 +143,7 @@ func (b *backend) Unload(w *compute.Weight) {
 		b.ring[i].wait()
 	}
 	for _, m := range []Memory{h.weight, h.scales, h.biases} {
-		if m.ID != 0 {
-			b.dev.Free(m)
-		}
+		b.free(m)
 	}
 }
 
@@ -144,8 +162,7 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	}
 	s := &b.ring[b.at]
 	b.at = (b.at + 1) % len(b.ring)
-	s.wait()
-	s.err = nil
+	s.wait() // its error is that program's
 	if err := s.lower.program(p); err != nil {
 		return nil, err
 	}
@@ -156,34 +173,11 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	if err != nil {
 		return nil, err
 	}
-	s.fence = fence
-	s.held = append(s.held, s.lower.used...)
-	for _, buf := range s.held {
+	s.running = &pending{fence: fence, held: slices.Clone(s.lower.used)}
+	for _, buf := range s.running.held {
 		buf.Retain()
 	}
-	return &pending{s, fence, nil, false}, nil
-}
-
-// pending is a program in flight.
-type pending struct {
-	s     *slot
-	fence Fence
-	err   error
-	done  bool
-}
-
-// Wait returns when the program has ended. A slot that serves a later program has
-// waited for this one already.
-func (p *pending) Wait() error {
-	if !p.done {
-		p.done = true
-		if p.s.fence == p.fence {
-			p.err = p.s.wait()
-		} else {
-			p.err = p.fence.Wait()
-		}
-	}
-	return p.err
+	return s.running, nil
 }
 
 // Close ends what runs and closes the device. Closing twice does nothing.
@@ -191,14 +185,13 @@ func (b *backend) Close() error {
 	if b.dev == nil {
 		return nil
 	}
-	var errs []error
 	for i := range b.ring {
-		errs = append(errs, b.ring[i].wait())
+		b.ring[i].wait() // who started it has its error
 		b.ring[i].lower.close()
 	}
-	errs = append(errs, b.dev.Close())
+	err := b.dev.Close()
 	b.dev = nil
-	return errors.Join(errs...)
+	return err
 }
 
 // variant is a kernel with its function constants.

@@ -1,9 +1,17 @@
 package metalkern_test
 
 import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"sparkbar/engine/compute/conformance"
+	"sparkbar/engine/layout"
+	"sparkbar/metalkern"
 	"sparkbar/metalkern/metaltest"
 )
 
@@ -11,13 +19,140 @@ import (
 var options = conformance.Options{RelaxedPrefill: true}
 
 func TestConformance(t *testing.T) {
-	b, _ := metaltest.Open(t, metaltest.Build{}, metaltest.Order{})
+	if testing.Short() {
+		t.Skip("the plain run does this: the race detector does not watch the kernels")
+	}
+	b, dev := metaltest.Open(t, metaltest.Build{}, metaltest.Order{})
 	conformance.Run(t, "emulated", b, options)
+	if !t.Failed() && !strings.Contains(os.Args[len(os.Args)-1], "/") {
+		coverage(t, dev)
+	}
 }
 
-// TestConformanceChecked runs everything again where every load and store is
-// watched, and what Metal leaves open is shuffled.
+// TestConformanceFused is TestConformance of the ops with sums, where the
+// compiler may fuse products and sums as it likes: rows stay equal to the bit.
+func TestConformanceFused(t *testing.T) {
+	everything(t)
+	b, _ := metaltest.Open(t, metaltest.Build{Fuse: true}, metaltest.Order{Kind: metaltest.Reverse})
+	conformance.Run(t, "fused", b, options)
+}
+
+// TestConformanceChecked runs everything where every load and store is watched,
+// and what Metal leaves open is shuffled.
 func TestConformanceChecked(t *testing.T) {
+	everything(t)
 	b, _ := metaltest.Open(t, metaltest.Build{Checked: true}, metaltest.Order{Kind: metaltest.Shuffled, Seed: 1})
 	conformance.Run(t, "checked", b, options)
+}
+
+// everything skips a test that takes minutes unless all is asked for.
+func everything(t *testing.T) {
+	t.Helper()
+	if testing.Short() || os.Getenv("SPARKBAR_REQUIRE") != "all" {
+		t.Skip("takes minutes: `make test` runs it; TestDrills is the short form")
+	}
+}
+
+// variantName takes apart what metaltest.Device.Uses says.
+var variantName = regexp.MustCompile(`(\d+)=(\d+)`)
+
+// coverage lists how often each kernel ran with each way in which weights or
+// caches are stored, and wants every one of them to have run.
+func coverage(t *testing.T, dev *metaltest.Device) {
+	counts := map[string]int{}
+	for use, n := range dev.Uses() {
+		kernel, _, _ := strings.Cut(use, " ")
+		var c [9]uint64
+		for _, m := range variantName.FindAllStringSubmatch(use, -1) {
+			i, _ := strconv.Atoi(m[1])
+			c[i], _ = strconv.ParseUint(m[2], 10, 32)
+		}
+		key := kernel
+		switch kernel {
+		case "linear_rows", "linear_tiles", "embed", "pair_select":
+			key += " " + stored(layout.Scheme(c[0]), int(c[1]), int(c[2]), layout.DType(c[3]))
+		case "attention", "attention_merge", "kv_write":
+			if c[1] > 0 {
+				c[0] = 0 // the type says nothing
+			}
+			key += fmt.Sprintf(" %v, %d bits by %d", layout.DType(c[0]), c[1], c[2])
+		}
+		counts[key] += n
+		if kernel == "linear_rows" {
+			counts[fmt.Sprintf("linear_rows with tiles of %d", c[7])] += n
+			counts[fmt.Sprintf("linear_rows in mode %d", c[4])] += n
+		}
+	}
+	var want []string
+	for s := layout.Dense; s <= layout.GGUFMXFP4; s++ {
+		for _, d := range []layout.DType{layout.F32, layout.F16, layout.BF16} {
+			switch {
+			case s == layout.Dense:
+				want = append(want, stored(s, 0, 1, d))
+			case s == layout.Affine:
+				for _, bits := range []int{1, 2, 3, 4, 5, 6, 8} {
+					for _, g := range []int{32, 64, 128} {
+						want = append(want, stored(s, bits, g, d))
+					}
+				}
+			case d == layout.F32:
+				want = append(want, stored(s, s.CodeBits(), max(s.BlockSize(), map[layout.Scheme]int{layout.MXFP4: 32, layout.MXFP8: 32, layout.NVFP4: 16}[s]), 0))
+			}
+		}
+	}
+	need := func(key string) {
+		if counts[key] == 0 {
+			t.Errorf("%s never ran", key)
+		}
+	}
+	for _, w := range want {
+		for _, k := range []string{"linear_rows", "linear_tiles", "embed"} {
+			need(k + " " + w)
+		}
+	}
+	for _, k := range []string{"attention", "kv_write"} {
+		for d := layout.F32; d <= layout.BF16; d++ {
+			need(fmt.Sprintf("%s %v, 0 bits by 1", k, d))
+		}
+		for _, bits := range []int{4, 8} {
+			for _, g := range []int{32, 64, 128} {
+				need(fmt.Sprintf("%s %v, %d bits by %d", k, layout.DType(0), bits, g))
+			}
+		}
+	}
+	for _, n := range []int{1, 2, 4, 8, 16} {
+		need(fmt.Sprintf("linear_rows with tiles of %d", n))
+	}
+	for mode := range 3 {
+		need(fmt.Sprintf("linear_rows in mode %d", mode))
+	}
+	sources, err := metalkern.Sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range sources {
+		for _, k := range s.Kernels {
+			if !slices.ContainsFunc(keys(counts), func(key string) bool { return strings.Split(key, " ")[0] == k && counts[key] > 0 }) {
+				t.Errorf("kernel %s never ran", k)
+			}
+		}
+	}
+	var lines []string
+	for _, k := range keys(counts) {
+		lines = append(lines, fmt.Sprintf("%7d %s", counts[k], k))
+	}
+	t.Logf("dispatches of each kernel and layout:\n%s", strings.Join(lines, "\n"))
+}
+
+func stored(s layout.Scheme, bits, group int, d layout.DType) string {
+	return fmt.Sprintf("%v %v, %d bits by %d", s, d, bits, group)
+}
+
+func keys(m map[string]int) []string {
+	var k []string
+	for key := range m {
+		k = append(k, key)
+	}
+	slices.Sort(k)
+	return k
 }

@@ -25,7 +25,7 @@ var faults = []fault{
 	{"group_sum: no barrier", "rows.metal", "norms and turns", barrier, "", 0},
 	{"attention: no barrier after the scores", "attention.metal", "attention", barrier, "", 1},
 	{"attention: keys beyond the range", "attention.metal", "attention", "p >= lo[r] && p < hi[r] ? z : -INFINITY", "p >= lo[r] ? z : -INFINITY", 0},
-	{"rows: outputs beyond the matrix", "linear.metal", "rows", "&& n0 + n < outs) STORE(from", ") STORE(from", 0},
+	{"rows: outputs beyond the matrix", "linear.metal", "rows", "&& n0 + n < outs) store(", ") store(", 0},
 	{"rows: a SIMD-group function under a condition", "linear.metal", "rows", "const float z = simd_sum(acc[0][r][n])", "const float z = lane < 31 ? simd_sum(acc[0][r][n]) : 0.0f", 0},
 	{"rows: the next group's scale", "linear.metal", "rows", "col / GROUP;\n      scale = number", "(col + 8) / GROUP;\n      scale = number", 0},
 	{"choose: the wrong kind of barrier", "rows.metal", "elements and choices", barrier, "simdgroup_barrier(mem_flags::mem_threadgroup);", 2},

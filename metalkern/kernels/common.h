@@ -33,9 +33,6 @@ inline float gelu(float x) {
 // Whether score a, met later, wins over b: NaN loses to all, ties stay.
 inline bool better(float a, float b) { return a > b || (isnan(b) && !isnan(a)); }
 
-// Whether (a, at i) comes before (b, at j) in the order best first.
-inline bool before(float a, uint i, float b, uint j) { return better(a, b) || (!better(b, a) && i < j); }
-
 // The activations of compute.Act; u is the up value of the gated ones.
 inline float activate(uint act, float z, float u) {
   switch (act) {

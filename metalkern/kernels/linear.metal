@@ -22,19 +22,6 @@ struct LinearArgs {
   float a_scale, up_scale;
 };
 
-// The low-rank part and the bias of output n of row r.
-inline float finish(float sum, bool adapt, bool mag, bool biased, device const float* t, device const uchar* b, device const float* m, device const float* bias,
-                    uint type, uint rank, float scale, uint r, ulong n, uint bias_at) {
-  if (adapt) {
-    float z = 0.0f;
-    for (uint i = 0; i < rank; i++) z = fma(t[ulong(r) * rank + i], number(type, b, n * rank + i), z);
-    sum = fma(scale, z, sum);
-    if (mag && biased) return fma(sum, m[n], bias[bias_at]);
-    if (mag) sum *= m[n];
-  }
-  return biased ? sum + bias[bias_at] : sum;
-}
-
 // The parameters of a linear kernel, AT(n) their attributes: the kernels and the
 // template behind them share the list.
 #define PARAMS(AT)                                                                                                                              \
@@ -69,38 +56,67 @@ inline Work work_of(constant LinearArgs &a, device const int *list, uint3 tg) {
   return k;
 }
 
-// The output of row `row` (of x or of the list) for output n.
-#define STORE(row, n, z, u)                                                                                                                            \
-  {                                                                                                                                                    \
-    const uint to = MODE == 2 ? uint(entries[k.first + (row)]) : (row);                                                                                \
-    float v = finish(z, (FLAGS & ADAPT) != 0, (FLAGS & MAG) != 0, (FLAGS & BIAS) != 0, t, ad, mag, bias, a.a_type, a.rank, a.a_scale, row, \
-                     n, k.matrix * a.bias_stride + (n));                                                                                                                      \
-    float g = 0.0f;                                                                                                                                    \
-    if (FLAGS & GATED)                                                                                                                                 \
-      g = finish(u, (FLAGS & UP_ADAPT) != 0, (FLAGS & UP_MAG) != 0, (FLAGS & UP_BIAS) != 0, up_t, up_ad, up_mag, bias1, a.up_type, a.up_rank,          \
-                 a.up_scale, row, n, k.matrix * a.up_bias_stride + (n));                                                                                             \
-    if (FLAGS & UP_READY) g = up_t[ulong(to) * outs + (n)];                                                                                            \
-    v = activate(ACT, v, g);                                                                                                                           \
-    const uint at = MODE == 1 ? k.matrix * a.out[0] + (n) : (n);                                                                                       \
-    v = FLAGS & RESIDUAL ? fma(a.scale, v, res[ulong(to) * a.res_stride + at]) : a.scale * v;                                                          \
-    out[ulong(to) * a.out_stride[k.set] + at] = v;                                                                                                     \
-  }
+// A low-rank addition: t = A x of every row, B as stored, and the factors of DoRA.
+struct Low {
+  device const float *t;
+  device const uchar *b;
+  device const float *mag;
+  uint rank, type;
+  float scale;
+};
 
-#define PICK_SET                                                                                                        \
-  device const uchar *w = k.set == 0 ? w0 : k.set == 1 ? w1 : w2, *s = k.set == 0 ? s0 : k.set == 1 ? s1 : s2;          \
-  device const uchar *b = k.set == 0 ? b0 : k.set == 1 ? b1 : b2;                                                       \
-  device const float *bias = k.set == 0 ? bias0 : k.set == 1 ? bias1 : bias2;                                           \
-  device float *out = k.set == 0 ? out0 : k.set == 1 ? out1 : out2;                                                     \
-  device const int *entries = list + 3 + 2 * a.tiles[0]; /* MODE 2: tiles[0] is how many experts the list has room for */ \
-  const uint outs = a.out[k.set];
+// sum with the low-rank addition to output n of a row, and the bias.
+inline float finish(float sum, thread const Low &l, bool adapt, bool mag, bool biased, float bias, uint row, uint n) {
+  if (adapt) {
+    float z = 0.0f;
+    for (uint i = 0; i < l.rank; i++) z = fma(l.t[ulong(row) * l.rank + i], number(l.type, l.b, ulong(n) * l.rank + i), z);
+    sum = fma(l.scale, z, sum);
+    if (mag) return biased ? fma(sum, l.mag[n], bias) : sum * l.mag[n];
+  }
+  return biased ? sum + bias : sum;
+}
+
+// Where sums go: the epilogue of a threadgroup.
+struct Sink {
+  Work k;
+  Low low, up;
+  device const float *bias, *up_bias, *res, *ready;
+  device const int *entries;
+  device float *out;
+};
+
+// Stores output n of a row (of x or of the list): z is its sum, u that of up.
+inline void store(constant LinearArgs &a, thread const Sink &o, uint row, uint n, float z, float u) {
+  const uint to = MODE == 2 ? uint(o.entries[o.k.first + row]) : row, at = MODE == 1 ? o.k.matrix * a.out[0] + n : n;
+  const float b = FLAGS & BIAS ? o.bias[o.k.matrix * a.bias_stride + n] : 0.0f;
+  z = finish(z, o.low, (FLAGS & ADAPT) != 0, (FLAGS & MAG) != 0, (FLAGS & BIAS) != 0, b, row, n);
+  if (FLAGS & GATED) {
+    const float c = FLAGS & UP_BIAS ? o.up_bias[o.k.matrix * a.up_bias_stride + n] : 0.0f;
+    u = finish(u, o.up, (FLAGS & UP_ADAPT) != 0, (FLAGS & UP_MAG) != 0, (FLAGS & UP_BIAS) != 0, c, row, n);
+  }
+  if (FLAGS & UP_READY) u = o.ready[ulong(to) * a.out[0] + n];
+  z = activate(ACT, z, u);
+  z = FLAGS & RESIDUAL ? fma(a.scale, z, o.res[ulong(to) * a.res_stride + at]) : a.scale * z;
+  o.out[ulong(to) * a.out_stride[o.k.set] + at] = z;
+}
+
+// What the two kernels begin with: their work, the matrix they read and the sink.
+#define BEGIN                                                                                                        \
+  const Work k = work_of(a, list, tg);                                                                               \
+  device const uchar *w = k.set == 0 ? w0 : k.set == 1 ? w1 : w2, *s = k.set == 0 ? s0 : k.set == 1 ? s1 : s2;       \
+  device const uchar *b = k.set == 0 ? b0 : k.set == 1 ? b1 : b2;                                                    \
+  const uint outs = a.out[k.set];                                                                                    \
+  const Low low = {t, ad, mag, a.rank, a.a_type, a.a_scale}, up = {up_t, up_ad, up_mag, a.up_rank, a.up_type, a.up_scale}; \
+  /* in mode 2 tiles[0] is how many experts the list has room for */                                                 \
+  device const int *entries = list + 3 + 2 * a.tiles[0];                                                             \
+  const Sink sink = {k, low, up, k.set == 0 ? bias0 : k.set == 1 ? bias1 : bias2, bias1, res, up_t, entries, k.set == 0 ? out0 : k.set == 1 ? out1 : out2};
 
 constant constexpr uint SIMDS = 2;  // SIMD-groups of a threadgroup of linear_rows
 
 // M rows, NR outputs of a SIMD-group, NW matrices (2: gate and up).
 template <uint M, uint NR, uint NW>
 inline void rows_of(PARAMS(NOTHING), uint3 tg, uint lane, uint simd) {
-  const Work k = work_of(a, list, tg);
-  PICK_SET
+  BEGIN
   const uint n0 = (k.tile * SIMDS + simd) * NR, chunks = (a.cols + 7) / 8;
   if (n0 >= outs) return;
   // an expert's rows are walked here, so that its weights stay in the cache
@@ -137,7 +153,7 @@ inline void rows_of(PARAMS(NOTHING), uint3 tg, uint lane, uint simd) {
       if (r >= m) break;
       for (uint n = 0; n < NR; n++) {
         const float z = simd_sum(acc[0][r][n]), u = NW == 2 ? simd_sum(acc[NW - 1][r][n]) : 0.0f;
-        if (lane == (r * NR + n) % 32 && n0 + n < outs) STORE(from + r, n0 + n, z, u)
+        if (lane == (r * NR + n) % 32 && n0 + n < outs) store(a, sink, from + r, n0 + n, z, u);
       }
     }
   }
@@ -171,8 +187,7 @@ constant constexpr uint TM = 32, TN = 32, TK = 32, LD = 36;
 // Threadgroup memory: x tile, one or two weight tiles (columns down); then results.
 kernel void linear_tiles(PARAMS(BUFFER), uint3 tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
                          uint simd [[simdgroup_index_in_threadgroup]], threadgroup float *shared [[threadgroup(0)]]) {
-  const Work k = work_of(a, list, tg);
-  PICK_SET
+  BEGIN
   const uint id = simd * 32 + lane, n0 = k.tile * TN;
   const uint line = id / 4, part = id % 4;  // each thread moves 8 neighbours of a line
   const uint row = tg.y * TM + line;
@@ -220,7 +235,7 @@ kernel void linear_tiles(PARAMS(BUFFER), uint3 tg [[threadgroup_position_in_grid
   if (row >= k.rows) return;
   for (uint i = 0; i < 8; i++) {
     const uint n = n0 + part * 8 + i;
-    if (n < outs) STORE(row, n, xs[line * LD + part * 8 + i], (FLAGS & GATED) ? ws[line * LD + part * 8 + i] : 0.0f)
+    if (n < outs) store(a, sink, row, n, xs[line * LD + part * 8 + i], FLAGS & GATED ? ws[line * LD + part * 8 + i] : 0.0f);
   }
 }
 

@@ -126,15 +126,18 @@ inline uint rank_of(float v) {
   return u >> 31 ? ~u : u | 0x80000000u;
 }
 
-// The best (rank, index) of a threadgroup of 8 SIMD-groups; 0 ranks and the
-// highest index mean none. shared holds 16.
-inline uint2 best_of(uint r, uint i, threadgroup uint *shared, uint lane, uint simd) {
+// A score's rank and where it is.
+struct Best { uint rank, at; };
+
+// The best of a threadgroup of 8 SIMD-groups; rank 0 and the highest index mean
+// none. shared holds 16.
+inline Best best_of(uint r, uint i, threadgroup uint *shared, uint lane, uint simd) {
   const uint top = simd_max(r), at = simd_min(r == top ? i : 0xFFFFFFFFu);
   if (lane == 0) shared[2 * simd] = top, shared[2 * simd + 1] = at;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  uint2 b = {shared[0], shared[1]};
+  Best b = {shared[0], shared[1]};
   for (uint k = 1; k < 8; k++)
-    if (shared[2 * k] > b.x || (shared[2 * k] == b.x && shared[2 * k + 1] < b.y)) b = uint2{shared[2 * k], shared[2 * k + 1]};
+    if (shared[2 * k] > b.rank || (shared[2 * k] == b.rank && shared[2 * k + 1] < b.at)) b.rank = shared[2 * k], b.at = shared[2 * k + 1];
   threadgroup_barrier(mem_flags::mem_threadgroup);
   return b;
 }
@@ -147,18 +150,18 @@ kernel void choose(constant ChooseArgs &a [[buffer(0)]], device const float *x [
                    threadgroup uint *shared [[threadgroup(0)]], uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]],
                    uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   device const float *row = x + ulong(tg.x) * a.x_stride;
-  uint2 last = {0xFFFFFFFFu, 0};
+  Best last = {0xFFFFFFFFu, 0};
   for (uint j = 0; j < a.k; j++) {
     uint r = 0, at = 0xFFFFFFFFu;
     for (uint i = id; i < a.cols; i += 256) {
       const uint v = rank_of(row[i]);
-      const bool left = j == 0 || v < last.x || (v == last.x && i > last.y);
+      const bool left = j == 0 || v < last.rank || (v == last.rank && i > last.at);
       if (left && (at == 0xFFFFFFFFu || v > r)) r = v, at = i;
     }
     last = best_of(r, at, shared, lane, simd);
     if (id == 0) {
-      ids[ulong(tg.x) * a.out_stride + j] = int(last.y);
-      if (FLAGS) vals[ulong(tg.x) * a.vals_stride + j] = row[last.y];
+      ids[ulong(tg.x) * a.out_stride + j] = int(last.at);
+      if (FLAGS) vals[ulong(tg.x) * a.vals_stride + j] = row[last.at];
     }
   }
 }

@@ -12,7 +12,7 @@ struct Segments {
 };
 
 // The rows of segment s; how many of them count.
-inline uint rows_of(Segments g, device const int *start, device const int *keep, uint s, thread uint &from) {
+inline uint rows_of(constant Segments &g, device const int *start, device const int *keep, uint s, thread uint &from) {
   const int n = int(g.rows), lo = clamp(start[s], 0, n), hi = max(lo, clamp(start[s + 1], 0, n));
   from = uint(lo);
   return FLAGS & COMMIT ? uint(clamp(keep[s], 0, hi - lo)) : uint(hi - lo);

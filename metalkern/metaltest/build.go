@@ -82,12 +82,7 @@ func compile(dir string, sources []metalkern.Source, b Build) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(tmp)
-	run := func(args ...string) error {
-		if text, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w\n%s", filepath.Base(args[len(args)-1]), err, text)
-		}
-		return nil
-	}
+	run := func(args ...string) error { return clang(cxx, args...) }
 	// the device itself is the same for all kernels: its object is kept too
 	var objects []string
 	object := func(src, name string, hooks bool) error {
@@ -119,22 +114,15 @@ func compile(dir string, sources []metalkern.Source, b Build) (string, error) {
 		return "", err
 	}
 	for _, s := range sources {
-		in, mid, gen := filepath.Join(tmp, s.Name+".in"), filepath.Join(tmp, s.Name+".ii"), filepath.Join(tmp, s.Name+".cpp")
-		plain := strings.ReplaceAll(s.Text, "#include <metal_stdlib>", "")
-		if err := os.WriteFile(in, []byte(plain), 0o644); err != nil {
-			return "", err
-		}
-		if err := run("-E", "-x", "c++", "-undef", "-nostdinc", "-D__METAL_VERSION__=310", "-o", mid, in); err != nil {
-			return "", err
-		}
-		text, err := os.ReadFile(mid)
+		text, err := preprocess(tmp, cxx, s)
 		if err != nil {
 			return "", err
 		}
-		cpp, err := translate(s.Name, strings.ReplaceAll(string(text), in, s.Name))
+		cpp, err := translate(s.Name, text)
 		if err != nil {
 			return "", err
 		}
+		gen := filepath.Join(tmp, s.Name+".cpp")
 		if err := os.WriteFile(gen, []byte(cpp), 0o644); err != nil {
 			return "", err
 		}
@@ -147,6 +135,62 @@ func compile(dir string, sources []metalkern.Source, b Build) (string, error) {
 		return "", err
 	}
 	return out, os.Rename(part, out)
+}
+
+func clang(cxx string, args ...string) error {
+	if text, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", filepath.Base(args[len(args)-1]), err, text)
+	}
+	return nil
+}
+
+// preprocess expands the macros of a kernel file, so that translate sees its
+// kernels' parameters; line markers keep the names of the sources.
+func preprocess(tmp, cxx string, s metalkern.Source) (string, error) {
+	in, out := filepath.Join(tmp, s.Name+".in"), filepath.Join(tmp, s.Name+".ii")
+	plain := strings.ReplaceAll(s.Text, "#include <metal_stdlib>", "")
+	if err := os.WriteFile(in, []byte(plain), 0o644); err != nil {
+		return "", err
+	}
+	if err := clang(cxx, "-E", "-x", "c++", "-undef", "-nostdinc", "-D__METAL_VERSION__=310", "-o", out, in); err != nil {
+		return "", err
+	}
+	text, err := os.ReadFile(out)
+	return strings.ReplaceAll(string(text), in, s.Name), err
+}
+
+// CheckSpaces compiles the kernels with real address spaces, which running them
+// does without: a pointer from one to another, or a copy that Metal would refuse,
+// is an error. Nothing is kept.
+func CheckSpaces(sources []metalkern.Source) error {
+	cxx, err := compiler()
+	if err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp("", "spaces")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	emu, err := unpack(tmp)
+	if err != nil {
+		return err
+	}
+	for _, s := range sources {
+		text, err := preprocess(tmp, cxx, s)
+		if err != nil {
+			return err
+		}
+		text = attribute.ReplaceAllString(constantLine.ReplaceAllString(text, "static uint $1;"), "")
+		gen := filepath.Join(tmp, s.Name+".cpp")
+		if err := os.WriteFile(gen, []byte("#include \"metal_stdlib\"\n"+text), 0o644); err != nil {
+			return err
+		}
+		if err := clang(cxx, "-std=c++17", "-DEMU_SPACES", "-fsyntax-only", "-Wno-unused-value", "-I", emu, gen); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // unpack writes the emulator's C++ files below dir and returns their folder.

@@ -1,0 +1,97 @@
+package metalkern
+
+import "fmt"
+
+// Recorder is a Device that runs nothing: it keeps count of what it is asked to
+// do, for plans of what a GPU would do. Memory reads as zeros.
+type Recorder struct {
+	Lists   []Recorded // in order of submission
+	Wrapped int64      // bytes of weights that are read where they lie
+	Copied  int64      // bytes of all other buffers
+
+	kernels []string // by pipeline
+	weights map[uint32]bool
+	next    uint32
+}
+
+// Recorded is what one list asks for.
+type Recorded struct {
+	Rows       int // of the step: those of its embedding; 0 without one
+	Barriers   int
+	Weights    int64 // bytes of weights that it reads, without the embedding
+	Dispatches []RecordedDispatch
+}
+
+// RecordedDispatch is one dispatch of a list.
+type RecordedDispatch struct {
+	Kernel  string
+	Barrier bool
+	Groups  [3]uint32
+	Threads uint32
+	Weights int64 // bytes of weights that it reads, once each
+}
+
+// NewRecorder returns an empty recorder.
+func NewRecorder() *Recorder { return &Recorder{weights: map[uint32]bool{}} }
+
+var _ Device = (*Recorder)(nil)
+
+// Name says that this is no GPU.
+func (*Recorder) Name() string { return "recorder" }
+
+// Alloc returns memory of the Go heap.
+func (r *Recorder) Alloc(bytes int) (Memory, error) {
+	r.Copied += int64(bytes)
+	r.next++
+	return Memory{ID: r.next, Bytes: make([]byte, bytes)}, nil
+}
+
+// Wrap notes a weight.
+func (r *Recorder) Wrap(b []byte) (Memory, error) {
+	r.Wrapped += int64(len(b))
+	r.next++
+	r.weights[r.next] = true
+	return Memory{ID: r.next, Bytes: b}, nil
+}
+
+// Free forgets nothing.
+func (*Recorder) Free(Memory) {}
+
+// Pipeline takes every kernel that exists.
+func (r *Recorder) Pipeline(kernel string, _ []Constant) (uint32, error) {
+	r.kernels = append(r.kernels, kernel)
+	return uint32(len(r.kernels)), nil
+}
+
+// Submit counts.
+func (r *Recorder) Submit(l *List) (Fence, error) {
+	var x Recorded
+	for _, d := range l.Dispatches {
+		if d.Pipeline == 0 || int(d.Pipeline) > len(r.kernels) {
+			return nil, fmt.Errorf("no pipeline %d", d.Pipeline)
+		}
+		y := RecordedDispatch{Kernel: r.kernels[d.Pipeline-1], Barrier: d.Barrier == 1, Groups: d.Groups, Threads: d.Threads}
+		for _, b := range l.Binds[d.Bind:][:d.Binds] {
+			if r.weights[b.Buffer] && y.Kernel != "embed" {
+				y.Weights += int64(b.Len)
+			}
+		}
+		if y.Kernel == "embed" {
+			x.Rows = int(d.Groups[1])
+		}
+		if y.Barrier {
+			x.Barriers++
+		}
+		x.Weights += y.Weights
+		x.Dispatches = append(x.Dispatches, y)
+	}
+	r.Lists = append(r.Lists, x)
+	return recorded{}, nil
+}
+
+type recorded struct{}
+
+func (recorded) Wait() error { return nil }
+
+// Close does nothing.
+func (*Recorder) Close() error { return nil }
