@@ -43,7 +43,7 @@ func root() *cobra.Command {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	cmd.AddCommand(serve, chatCommand(), topCommand(), lsCommand(), showCommand(), pullCommand(), rmCommand(), doctorCommand(), integrationsCommand(), claudeCommand(), codexCommand(), opencodeCommand(), piCommand(), configCommand(), generateCommand(), publishedCommand(), versionCommand())
 	cmd.Version = version
-	cmd.AddCommand(benchmarkCommand(), calibrateCommand())
+	cmd.AddCommand(benchmarkCommand(), calibrateCommand(), planCommand())
 	complete(cmd)
 	return cmd
 }
