@@ -87,7 +87,7 @@ func planEdit(path, content, home string) (edit, error) {
 		return edit{}, err
 	}
 	e.old, e.exists = old, err == nil
-	if e.exists && !strings.Contains(filepath.Base(e.path), product) {
+	if e.exists && !bytes.Equal(e.old, e.new) && !strings.Contains(filepath.Base(e.path), product) {
 		if e.new, err = mergeJSON(old, e.new); err != nil {
 			return edit{}, fmt.Errorf("%s is left alone: %w; add this by hand:\n%s", e.path, err, content)
 		}

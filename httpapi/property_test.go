@@ -297,6 +297,9 @@ type memorySettings struct {
 }
 
 func (m *memorySettings) Path() string { return "/etc/settings.yaml" }
+func (m *memorySettings) Locked() map[string]string {
+	return map[string]string{"server.port": "--port"}
+}
 
 func (m *memorySettings) Values() map[string]any {
 	m.mu.Lock()
