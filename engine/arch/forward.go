@@ -26,6 +26,7 @@ type Forward struct {
 
 	hidden  int
 	adapter *Adapter
+	turns   map[int]*compute.Weight // see turn
 }
 
 // New returns scratch memory of n columns per row of x.
@@ -157,6 +158,7 @@ func (f *Forward) AttendSinks(q, k, v compute.View, layer, heads int, scale floa
 // Remember stores k and v in the cache of a layer.
 func (f *Forward) Remember(k, v compute.View, layer int) {
 	c := f.Step.Layers[layer]
+	k, v = f.turn(k, c.KV, c.KV.KDim), f.turn(v, c.KV, c.KV.VDim)
 	f.P.Add(compute.KVWrite{K: k, V: v, KV: c.KV, Rows: f.Step.Rows, Pages: c.Pages})
 }
 
@@ -164,10 +166,10 @@ func (f *Forward) Remember(k, v compute.View, layer int) {
 // cap and sinks.
 func (f *Forward) Recall(q compute.View, layer int, how compute.Attention) compute.View {
 	c := f.Step.Layers[layer]
-	how.Q, how.KV, how.Rows, how.Pages = q, c.KV, f.Step.Rows, c.Pages
+	how.Q, how.KV, how.Rows, how.Pages = f.turn(q, c.KV, c.KV.KDim), c.KV, f.Step.Rows, c.Pages
 	how.Out = f.New(q.Rows, how.Heads*c.KV.VDim)
 	f.P.Add(how)
-	return how.Out
+	return f.turn(how.Out, c.KV, c.KV.VDim)
 }
 
 // Tap copies the residual stream after a layer to the fused rows, if wanted.

@@ -40,6 +40,7 @@ type Model struct {
 	forward func(*Forward)
 	load    *Loader
 	adapter *Adapter
+	turns   map[int]*compute.Weight // by size, see Forward.turn
 }
 
 // family builds a model from an opened checkpoint: its own configuration, its
@@ -103,6 +104,10 @@ func Load(c *checkpoint.Checkpoint, b compute.Backend) (*Model, error) {
 		return nil, fmt.Errorf("%s: %w", c.Path(), l.err)
 	}
 	m.Type, m.load = kind, l
+	if err := m.loadTurns(b); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("%s: %w", c.Path(), err)
+	}
 	m.WeightBytes = l.bytes
 	m.ActiveBytes += l.bytes - l.idle
 	if m.Head != m.Embedding {
@@ -146,7 +151,7 @@ func distance(a, b string) int {
 
 // Forward records one step into f; the results are f.Logits and f.Fused.
 func (m *Model) Forward(f *Forward) {
-	f.hidden, f.adapter = m.Hidden, m.adapter
+	f.hidden, f.adapter, f.turns = m.Hidden, m.adapter, m.turns
 	m.forward(f)
 }
 
@@ -154,6 +159,9 @@ func (m *Model) Forward(f *Forward) {
 // returned belong to the one it came from and stay.
 func (m *Model) Close() {
 	if m.adapter == nil {
+		for _, w := range m.turns {
+			m.load.b.Unload(w)
+		}
 		m.load.Close()
 	}
 }

@@ -1,0 +1,84 @@
+package arch
+
+import (
+	"encoding/binary"
+	"math"
+	"math/bits"
+
+	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
+)
+
+// Four bits cannot hold a head whose few large channels set the scale for all
+// others. Where keys and values are kept so coarsely, each head is first turned by
+// a Hadamard matrix, which spreads a large channel over all of them: queries are
+// turned too, so the scores stay what they were, and what attention returns is
+// turned back (the matrix is its own inverse). Source: QuaRot (Ashkboos et al.,
+// 2024). Eight bits do without.
+const turnBits = 4
+
+// leastTurn is the smallest matrix worth it.
+const leastTurn = 16
+
+// turnSize is the size of the matrix for heads of dim columns: the largest power
+// of two that divides them. 0 = none.
+func turnSize(dim int) int {
+	if n := 1 << bits.TrailingZeros(uint(dim)); n >= leastTurn {
+		return n
+	}
+	return 0
+}
+
+// loadTurns gives the backend the matrices that the model's caches may need.
+func (m *Model) loadTurns(b compute.Backend) error {
+	m.turns = map[int]*compute.Weight{}
+	for _, s := range m.Caches {
+		if s.Kind == compute.CacheState || s.VInK {
+			continue
+		}
+		for _, dim := range []int{s.KDim, s.VDim} {
+			n := turnSize(dim)
+			if n == 0 || m.turns[n] != nil {
+				continue
+			}
+			w, err := b.Load(layout.Matrix{Name: "hadamard", Scheme: layout.Dense, DType: layout.F32, Rows: n, Cols: n, Weight: hadamard(n), GlobalScale: 1})
+			if err != nil {
+				return err
+			}
+			m.turns[n] = w
+		}
+	}
+	return nil
+}
+
+// hadamard is Sylvester's matrix of size n, a power of two, as float32, scaled to
+// be orthogonal.
+func hadamard(n int) []byte {
+	unit := math.Float32bits(float32(1 / math.Sqrt(float64(n))))
+	out := make([]byte, 0, 4*n*n)
+	for i := range n {
+		for j := range n {
+			sign := uint32(bits.OnesCount(uint(i&j))&1) << 31
+			out = binary.LittleEndian.AppendUint32(out, unit|sign)
+		}
+	}
+	return out
+}
+
+// turn returns x with each head of dim columns turned, where the cache of a layer
+// asks for it; else x itself.
+func (f *Forward) turn(x compute.View, kv compute.KV, dim int) compute.View {
+	w := f.turns[turnSize(dim)]
+	if kv.Bits != turnBits || kv.VInK || w == nil {
+		return x
+	}
+	if x.Stride != x.Cols { // a part of wider rows
+		packed := f.New(x.Rows, x.Cols)
+		f.P.Add(compute.CopyRows{Src: x, Dst: packed})
+		x = packed
+	}
+	out := f.New(x.Rows, x.Cols)
+	n := x.Rows * (x.Cols / w.Cols)
+	f.P.Add(compute.Linear{X: x.Reshape(n, w.Cols), W: w, Scale: 1, Out: out.Reshape(n, w.Cols), Prefill: n})
+	return out
+}

@@ -1,0 +1,295 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"sparkbar/engine"
+	"sparkbar/engine/compute"
+	"sparkbar/engine/cpu"
+	"sparkbar/engine/testneed"
+)
+
+// The tests of this file measure: `make bench` runs them on a machine that rests
+// and turns what they write into docs/performance.md. They never fail because of
+// a time.
+
+// figure is a measured number; Want is what it should reach ("" = nothing).
+type figure struct {
+	Name  string  `json:"name"`
+	Value float64 `json:"value"`
+	Unit  string  `json:"unit"`
+	Want  string  `json:"want,omitempty"`
+	Note  string  `json:"note,omitempty"`
+}
+
+// chapter writes the figures of a measurement.
+func chapter(t *testing.T, file, title, about string, figures []figure) {
+	t.Helper()
+	for _, f := range figures {
+		t.Logf("%s: %.3g %s (wants %s) %s", f.Name, f.Value, f.Unit, f.Want, f.Note)
+	}
+	text, err := json.MarshalIndent(map[string]any{"title": title, "about": about, "figures": figures}, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(os.Getenv("SPARKBAR_BENCH"), file+".json"), text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func benching(t *testing.T) {
+	t.Helper()
+	if os.Getenv("SPARKBAR_BENCH") == "" {
+		t.Skip("measures: SPARKBAR_BENCH names the folder for results (make bench)")
+	}
+}
+
+// bencher is an engine with a model for measurements.
+func bencher(t *testing.T, builtins map[string]engine.Builtin, r engine.LoadRequest) *engine.Engine {
+	t.Helper()
+	e := engine.New(engine.Options{Builtins: builtins, Version: "bench", Calibrations: filepath.Join(t.TempDir(), "c.json"), Backend: func() (compute.Backend, error) { return cpu.New(cpu.Options{}) }})
+	t.Cleanup(func() { e.Close(context.Background()) })
+	if _, err := e.LoadFrom(context.Background(), r); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// contest is one prompt in several ways: the seconds of decoding and the tokens.
+type contest struct {
+	seconds []float64 // the median of the runs, by way
+	accept  []float64
+	tokens  []int32
+}
+
+// race answers a prompt in all ways, interleaved, and checks that they agree.
+func race(t *testing.T, e *engine.Engine, prompt []int32, limit, runs int, arms []engine.Arm) contest {
+	t.Helper()
+	all := make([][]float64, len(arms))
+	c := contest{accept: make([]float64, len(arms))}
+	for range runs {
+		for i, a := range arms {
+			res, err := e.Generate(context.Background(), engine.Request{Prompt: engine.Prompt{Tokens: prompt}, MaxTokens: limit, Sampling: greedy(), Logprobs: -1, Arm: &a}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var ids []int32
+			for _, tok := range res.Tokens {
+				ids = append(ids, tok.ID)
+			}
+			if c.tokens == nil {
+				c.tokens = ids
+			}
+			if !slices.Equal(ids, c.tokens) {
+				t.Errorf("%s answers %v, %s answers %v", a.Mode, ids, arms[0].Mode, c.tokens)
+			}
+			all[i] = append(all[i], res.Stats.DecodeSeconds)
+			c.accept[i] = res.Stats.AcceptLen
+		}
+	}
+	for _, s := range all {
+		slices.Sort(s)
+		c.seconds = append(c.seconds, s[len(s)/2])
+	}
+	return c
+}
+
+func greedy() (s engine.Sampling) {
+	s.Temperature = ptr(0.0)
+	return s
+}
+
+// TestBenchInflated: speculation on a target of 200 MB whose drafters fit it.
+func TestBenchInflated(t *testing.T) {
+	benching(t)
+	x := expected(t)
+	builtins := inflated(t, 20, 24576)
+	weights := float64(len(builtins["inflated"].Target["model.safetensors"])) / 1e6
+	var figures []figure
+	for _, mode := range []string{"dspark", "dflash"} {
+		e := bencher(t, builtins, engine.LoadRequest{Model: "inflated", Mode: mode, LookupDrafts: ptr(false), MaxDraft: ptr(0)})
+		arms := []engine.Arm{{Mode: "baseline"}, {Mode: mode}, {Mode: mode, Cap: 64}}
+		sum := make([]float64, len(arms))
+		tokens := 0
+		for _, p := range x.Prompts {
+			c := race(t, e, p.IDs, x.MaxTokens, 1, arms)
+			for i, s := range c.seconds {
+				sum[i] += s
+			}
+			tokens += len(c.tokens)
+		}
+		figures = append(figures, figure{Name: mode + " with the cap chosen on the way", Value: sum[0] / sum[1], Unit: "x", Want: ">= 2.5", Note: fmt.Sprintf("%.1f against %.1f tok/s", float64(tokens)/sum[1], float64(tokens)/sum[0])},
+			figure{Name: mode + " with its whole block", Value: sum[0] / sum[2], Unit: "x", Note: fmt.Sprintf("%.1f tok/s", float64(tokens)/sum[2])})
+		if c := e.Calibration(); c != nil {
+			text, _ := json.Marshal(c.Costs)
+			t.Logf("%s costs %s", mode, text)
+		}
+	}
+	chapter(t, "inflated", "Speculation on the heavy demo", fmt.Sprintf("The demo's target with 20 more layers that change nothing and a wider inside (%.0f MB of 4-bit weights), its own drafters, 13 prompts; decoding time of all answers together, plain over speculative.", weights), figures)
+}
+
+// TestBenchDrafter: SmolLM2 with its DSpark head, on twenty prompts.
+func TestBenchDrafter(t *testing.T) {
+	benching(t)
+	dir := testneed.SmolLM2(t)
+	prompts := smolPrompts(t)
+	e := bencher(t, nil, engine.LoadRequest{Model: filepath.Join(dir, "mlx"), Drafter: "testdata/smollm2/dspark", Mode: "dspark", MaxDraft: ptr(0), ContextWindow: ptr(2048)})
+	arms := []engine.Arm{{Mode: "baseline"}, {Mode: "dspark"}}
+	var plain, spec float64
+	least, at := 10.0, 0
+	var ratios []float64
+	for i, p := range prompts {
+		c := race(t, e, p, 64, 3, arms)
+		plain, spec = plain+c.seconds[0], spec+c.seconds[1]
+		r := c.seconds[0] / c.seconds[1]
+		t.Logf("prompt %d: %.2f x, accept %.2f", i, r, c.accept[1])
+		if ratios = append(ratios, r); r < least {
+			least, at = r, i
+		}
+	}
+	if c := e.Calibration(); c != nil {
+		text, _ := json.Marshal(c.Costs)
+		t.Logf("costs %s", text)
+	}
+	slices.Sort(ratios)
+	chapter(t, "drafter", "SmolLM2 with its DSpark head", fmt.Sprintf("%d prompts, up to 64 tokens, the cap chosen on the way; decoding time, plain over speculative.", len(prompts)), []figure{
+		{Name: "all prompts together", Value: plain / spec, Unit: "x", Want: ">= 1.2"},
+		{Name: "median prompt", Value: ratios[len(ratios)/2], Unit: "x"},
+		{Name: "worst prompt", Value: least, Unit: "x", Want: ">= 0.97", Note: fmt.Sprintf("prompt %d", at)}})
+}
+
+// smolPrompts are twenty prompts of different kinds.
+func smolPrompts(t *testing.T) [][]int32 {
+	t.Helper()
+	var golden struct {
+		Cases []struct {
+			IDs []int32 `json:"prompt_ids"`
+		}
+	}
+	var trained struct {
+		Prompts []struct {
+			IDs []int32 `json:"prompt_ids"`
+		}
+	}
+	for name, v := range map[string]any{"smollm2.json": &golden, "smollm2_expected.json": &trained} {
+		text, err := os.ReadFile("testdata/smollm2/" + name)
+		if err == nil {
+			err = json.Unmarshal(text, v)
+		}
+		if err != nil {
+			t.Fatal(name, err)
+		}
+	}
+	var prompts [][]int32
+	for _, p := range golden.Cases {
+		prompts = append(prompts, p.IDs)
+	}
+	for _, p := range trained.Prompts {
+		prompts = append(prompts, p.IDs)
+	}
+	return prompts[:min(20, len(prompts))]
+}
+
+// copyPrompts ask for a text again.
+var copyPrompts = []string{
+	"Repeat this text exactly, word for word:\n\nThe old lighthouse stood at the end of the pier. Every evening the keeper climbed the stairs, lit the lamp and wrote the weather into a large book. Ships passed in the distance, and their crews waved at the light. In winter the waves reached the door, and the keeper stayed upstairs with his cat.",
+	"Copy the following code exactly and change nothing:\n\n```python\ndef total(items):\n    result = 0\n    for item in items:\n        result = result + item\n    return result\n\ndef mean(items):\n    if len(items) == 0:\n        return 0\n    return total(items) / len(items)\n\ndef largest(items):\n    best = items[0]\n    for item in items:\n        if item > best:\n            best = item\n    return best\n```",
+	"Write the following list again, exactly as it is:\n\n1. Apples from the garden\n2. Bread from the baker\n3. Butter and two bottles of milk\n4. A small bag of rice\n5. Carrots, onions and potatoes\n6. A newspaper for grandmother\n7. Candles for the birthday cake\n8. Soap and a new sponge",
+	"Rename the function `area` to `surface` and print the whole program again:\n\n```python\ndef area(width, height):\n    return width * height\n\ndef main():\n    width = int(input())\n    height = int(input())\n    print(area(width, height))\n\nmain()\n```",
+}
+
+// TestBenchCopies: lookup where the answer stands in the prompt.
+func TestBenchCopies(t *testing.T) {
+	benching(t)
+	dir := testneed.SmolLM2(t)
+	e := bencher(t, nil, engine.LoadRequest{Model: filepath.Join(dir, "model.gguf"), Mode: "lookup", ContextWindow: ptr(2048)})
+	arms := []engine.Arm{{Mode: "baseline"}, {Mode: "lookup"}}
+	var figures []figure
+	var plain, spec float64
+	for i, text := range copyPrompts {
+		m, err := json.Marshal([]map[string]string{{"role": "user", "content": text}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := e.Generate(context.Background(), engine.Request{Prompt: engine.Prompt{Messages: m}, MaxTokens: 1, Sampling: greedy(), Logprobs: -1, Arm: &arms[0]}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := race(t, e, res.PromptTokens, 160, 3, arms)
+		share := copied(res.PromptTokens, c.tokens)
+		r := c.seconds[0] / c.seconds[1]
+		f := figure{Name: fmt.Sprintf("prompt %d", i+1), Value: r, Unit: "x", Note: fmt.Sprintf("%.0f %% of %d tokens copied, %.1f tokens a round", 100*share, len(c.tokens), c.accept[1])}
+		if share >= 0.8 {
+			plain, spec = plain+c.seconds[0], spec+c.seconds[1]
+			f.Want = ">= 3"
+		}
+		figures = append(figures, f)
+	}
+	if spec > 0 {
+		figures = append(figures, figure{Name: "those with at least 80 % copied", Value: plain / spec, Unit: "x", Want: ">= 3"})
+	}
+	chapter(t, "copies", "Lookup on copied text", "SmolLM2-135M (Q4_1) asked to give a text again; decoding time, plain over lookup. A token counts as copied when it and the two before it stand together in what came before.", figures)
+}
+
+// copied is the share of tokens that end a run of three which stands earlier.
+func copied(prompt, answer []int32) float64 {
+	seen := map[[3]int32]bool{}
+	text := slices.Clone(prompt)
+	n := 0
+	for i := 2; i < len(text); i++ {
+		seen[[3]int32(text[i-2:i+1])] = true
+	}
+	for _, id := range answer {
+		text = append(text, id)
+		k := [3]int32(text[len(text)-3:])
+		if seen[k] {
+			n++
+		}
+		seen[k] = true
+	}
+	return float64(n) / float64(max(len(answer), 1))
+}
+
+// TestBenchFlush: how long a round's text waits before it is out, while several
+// streams are answered.
+func TestBenchFlush(t *testing.T) {
+	benching(t)
+	e := bencher(t, demoBuiltins(), engine.LoadRequest{Model: "demo", Mode: "dspark"})
+	x := expected(t)
+	var mu sync.Mutex
+	var waits []float64
+	var wg sync.WaitGroup
+	for s := range 8 {
+		wg.Go(func() {
+			for i := range x.Prompts {
+				last := time.Now()
+				_, err := e.Generate(context.Background(), x.request((i+s)%len(x.Prompts)), func(d engine.Delta) error {
+					now := time.Now()
+					if d.Text != "" {
+						mu.Lock()
+						waits = append(waits, now.Sub(last).Seconds()*1000)
+						mu.Unlock()
+					}
+					last = now
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	slices.Sort(waits)
+	at := func(q float64) float64 { return waits[int(q*float64(len(waits)-1))] }
+	chapter(t, "rounds", "Gaps between deltas under load", fmt.Sprintf("The demo, eight streams at once, %d deltas.", len(waits)), []figure{
+		{Name: "median", Value: at(0.5), Unit: "ms"}, {Name: "99 of 100", Value: at(0.99), Unit: "ms"}, {Name: "longest", Value: at(1), Unit: "ms"}})
+}
