@@ -45,6 +45,7 @@ var allowed = map[string][]string{
 	"engine/decode":               {"engine/arch", "engine/cache", "engine/calibrate", "engine/compute", "engine/draft", "engine/draft/ngram", "engine/layout", "engine/sample"},
 	"engine/testneed":             {}, // for tests only, like the next three
 	"engine/internal/testmodel":   {"engine/checkpoint", "engine/layout"},
+	"engine/internal/bench":       {"engine/machine"},
 	"engine/internal/exact":       {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/internal/testmodel", "engine/layout", "engine/sample"},
 	"httpapi/internal/enginetest": {"engine", "engine/models", "engine/telemetry"},
 }

@@ -7,9 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
-	"time"
 
 	"sparkbar/engine"
 	"sparkbar/engine/compute"
@@ -256,40 +254,4 @@ func copied(prompt, answer []int32) float64 {
 		seen[k] = true
 	}
 	return float64(n) / float64(max(len(answer), 1))
-}
-
-// TestBenchFlush: how long a round's text waits before it is out, while several
-// streams are answered.
-func TestBenchFlush(t *testing.T) {
-	benching(t)
-	e := bencher(t, demoBuiltins(), engine.LoadRequest{Model: "demo", Mode: "dspark"})
-	x := expected(t)
-	var mu sync.Mutex
-	var waits []float64
-	var wg sync.WaitGroup
-	for s := range 8 {
-		wg.Go(func() {
-			for i := range x.Prompts {
-				last := time.Now()
-				_, err := e.Generate(context.Background(), x.request((i+s)%len(x.Prompts)), func(d engine.Delta) error {
-					now := time.Now()
-					if d.Text != "" {
-						mu.Lock()
-						waits = append(waits, now.Sub(last).Seconds()*1000)
-						mu.Unlock()
-					}
-					last = now
-					return nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	slices.Sort(waits)
-	at := func(q float64) float64 { return waits[int(q*float64(len(waits)-1))] }
-	chapter(t, "rounds", "Gaps between deltas under load", fmt.Sprintf("The demo, eight streams at once, %d deltas.", len(waits)), []figure{
-		{Name: "median", Value: at(0.5), Unit: "ms"}, {Name: "99 of 100", Value: at(0.99), Unit: "ms"}, {Name: "longest", Value: at(1), Unit: "ms"}})
 }
