@@ -440,7 +440,7 @@ func (l *loaded) newController(ctx context.Context) (*calibrate.Controller, erro
 	if err := l.calibrate(ctx); err != nil {
 		return nil, err
 	}
-	return calibrate.NewController(l.costs.Load(), calibrate.ControllerConfig{MaxCap: l.run.Drafter().MaxDraft(), Park: l.info.Mode == "dspark"}), nil
+	return calibrate.NewController(l.costs.Load(), calibrate.ControllerConfig{MaxCap: l.run.Drafter().MaxDraft(), Park: true, Patient: true}), nil
 }
 
 func (l *loaded) describe(r LoadRequest, c, dc *checkpoint.Checkpoint, d draft.Drafter, mode string, window int) {

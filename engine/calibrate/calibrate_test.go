@@ -298,6 +298,37 @@ func TestControllerFollowsTheText(t *testing.T) {
 	}
 }
 
+// TestPatientController: while nothing is accepted the probes become rare, and
+// speculation comes back all the same once drafts are good again.
+func TestPatientController(t *testing.T) {
+	costs := &Costs{Verify: NewCurve(map[int]float64{1: 40, 2: 56, 8: 152}), Drafter: NewCurve(map[int]float64{1: 9, 7: 11})}
+	c := NewController(costs, ControllerConfig{MaxCap: 7, Park: true, Patient: true})
+	play := func(rounds int, all bool) (drafted int, lost float64) {
+		spent, tokens := 0.0, 0
+		for range rounds {
+			cap, accepted := c.Cap(), 0
+			if cap > 0 {
+				drafted++
+			}
+			if all {
+				accepted = cap
+			}
+			ms := 1 / costs.Rate(cap, 0, 0)
+			c.Update(cap, accepted, accepted+1, ms)
+			spent, tokens = spent+ms, tokens+accepted+1
+		}
+		return drafted, spent/float64(tokens)/costs.Verify.At(1) - 1
+	}
+	play(60, false)
+	if drafted, lost := play(640, false); drafted < 8 || drafted > 16 || lost > 0.03 {
+		t.Errorf("%d probes in 640 rounds, %.1f %% lost", drafted, 100*lost)
+	}
+	play(1600, true)
+	if drafted, _ := play(80, true); drafted != 80 {
+		t.Errorf("%d of 80 rounds draft although everything is accepted", drafted)
+	}
+}
+
 // TestControllerMemory pins the two counters that the records do not reach:
 // when a time is forgotten and when parking becomes possible.
 func TestControllerMemory(t *testing.T) {

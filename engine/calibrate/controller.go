@@ -10,6 +10,10 @@ type Controller struct {
 	maxCap int
 	park   bool
 	probe  int
+	// gap is the number of rounds between two probes while parked, next the round
+	// of the coming one; only a patient controller uses them.
+	patient   bool
+	gap, next int
 
 	p       float64 // acceptance of one draft
 	obs     int     // observations behind p
@@ -33,6 +37,9 @@ type ControllerConfig struct {
 	Park       bool    // cap 0 (plain decoding) is allowed
 	PriorP     float64 // acceptance before any observation; default 0.65
 	ProbeEvery int     // while parked, every n-th round drafts; default 8
+	// Patient makes probes rarer the longer speculation stays parked, up to every
+	// 64th round: a text that cannot be drafted then costs next to nothing.
+	Patient bool
 }
 
 const (
@@ -46,17 +53,19 @@ const (
 	enoughToPark   = 24 // observations before speculation may be parked
 	defaultPriorP  = 0.65
 	defaultProbe   = 8
+	mostGap        = 64 // rounds between probes of a patient controller
 )
 
 // NewController returns a controller over validated costs.
 func NewController(costs *Costs, cfg ControllerConfig) *Controller {
-	c := &Controller{costs: costs, maxCap: max(1, cfg.MaxCap), park: cfg.Park, probe: cfg.ProbeEvery, p: cfg.PriorP, corr: 1, timings: map[int]timing{}}
+	c := &Controller{costs: costs, maxCap: max(1, cfg.MaxCap), park: cfg.Park, probe: cfg.ProbeEvery, patient: cfg.Patient, p: cfg.PriorP, corr: 1, timings: map[int]timing{}}
 	if c.p == 0 {
 		c.p = defaultPriorP
 	}
 	if c.probe <= 0 {
 		c.probe = defaultProbe
 	}
+	c.gap = c.probe
 	c.best = min(DefaultCap, c.maxCap)
 	return c
 }
@@ -66,7 +75,11 @@ func (c *Controller) SetDepth(depth int) { c.depth = depth }
 
 // Cap returns the cap for the next round: 0 means a plain step.
 func (c *Controller) Cap() int {
-	if c.best == 0 && c.rounds%c.probe == 0 {
+	due := c.rounds%c.probe == 0
+	if c.patient {
+		due = c.rounds >= c.next
+	}
+	if c.best == 0 && due {
 		return 1
 	}
 	return c.best
@@ -103,6 +116,13 @@ func (c *Controller) Update(cap, accepted, committed int, ms float64) {
 	}
 	if c.rounds%repickEvery == 0 {
 		c.repick()
+	}
+	switch {
+	case c.best != 0:
+		c.gap, c.next = c.probe, c.rounds+c.probe
+	case cap > 0: // a probe that changed nothing, or the round that parked
+		c.next = c.rounds + c.gap
+		c.gap = min(2*c.gap, mostGap)
 	}
 }
 
