@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -36,24 +37,51 @@ var flagAliases = map[string]string{
 	"decode-concurrency": "max-batch",
 }
 
-// unusedFlags are taken so that command lines keep working. Who gives one is
-// told why it changes nothing.
-var unusedFlags = []struct{ name, kind, why string }{
-	{"wired-limit", "bool", "the system's limit of wired memory is left as it is; see `sparkbar doctor`"},
-	{"trust-remote-code", "bool", "code that comes with a model is never run; a model works if its family is built in"},
-	{"wide-gemm-min", "int", "kernels are chosen by measurement"},
-	{"cpu-split", "float", "a prompt is read by one device"},
-	{"small-m", "bool", "kernels are chosen by measurement"},
-	{"no-small-m", "bool", "kernels are chosen by measurement"},
-	{"sdpa-split", "bool", "kernels are chosen by measurement"},
-	{"no-sdpa-split", "bool", "kernels are chosen by measurement"},
-	{"multirow-attn", "bool", "kernels are chosen by measurement"},
-	{"no-multirow-attn", "bool", "kernels are chosen by measurement"},
-	{"prefix-cache-max-ram-mb", "float", "what memory holds is set by --prefix-cache-slots, what the disk holds by --prefix-cache-disk"},
-	{"prompt-cache-bytes", "string", "what memory holds is set by --prefix-cache-slots, and by the context window"},
-	{"prompt-concurrency", "int", "prompts are read in turn, between the steps of running answers"},
-	{"quantized-kv-start", "int", "with --kv-bits the cache is quantized from the first token on"},
-	{"use-default-chat-template", "bool", "a model without a template gets a fitting one by itself"},
+// unusedFlag is a flag that is taken so that command lines keep working. Who
+// gives it is told why it changes nothing.
+type unusedFlag struct{ name, kind, why string }
+
+// unusedModelFlags are those of every command that loads a model,
+// unusedServeFlags those of `serve`.
+var (
+	unusedModelFlags = []unusedFlag{
+		{"wired-limit", "bool", "the system's limit of wired memory is left as it is; see `sparkbar doctor`"},
+		{"trust-remote-code", "bool", "code that comes with a model is never run; a model works if its family is built in"},
+		{"wide-gemm-min", "int", kernelsMeasured},
+		{"cpu-split", "float", "a prompt is read by one device"},
+		{"small-m", "bool", kernelsMeasured},
+		{"no-small-m", "bool", kernelsMeasured},
+		{"sdpa-split", "bool", kernelsMeasured},
+		{"no-sdpa-split", "bool", kernelsMeasured},
+		{"multirow-attn", "bool", kernelsMeasured},
+		{"no-multirow-attn", "bool", kernelsMeasured},
+	}
+	unusedServeFlags = []unusedFlag{
+		{"prefix-cache-max-ram-mb", "float", "what memory holds is set by --prefix-cache-slots, what the disk holds by --prefix-cache-disk"},
+		{"prompt-cache-bytes", "string", "what memory holds is set by --prefix-cache-slots, and by the context window"},
+		{"prompt-concurrency", "int", "prompts are read in turn, between the steps of running answers"},
+		{"quantized-kv-start", "int", "with --kv-bits the cache is quantized from the first token on"},
+		{"use-default-chat-template", "bool", "a model without a template gets a fitting one by itself"},
+	}
+)
+
+const kernelsMeasured = "kernels are chosen by measurement"
+
+// takeUnused adds flags that help does not show.
+func takeUnused(f *pflag.FlagSet, list []unusedFlag) {
+	for _, u := range list {
+		switch u.kind {
+		case "bool":
+			f.Bool(u.name, false, u.why)
+		case "int":
+			f.Int(u.name, 0, u.why)
+		case "float":
+			f.Float64(u.name, 0, u.why)
+		default:
+			f.String(u.name, "", u.why)
+		}
+		_ = f.MarkHidden(u.name) // it exists
+	}
 }
 
 // compatFlags adds the flags of the two servers that `serve` has no other use for.
@@ -68,19 +96,7 @@ func compatFlags(cmd *cobra.Command) {
 	f.Int("prefix-cache-rungs", 8192, "tokens between the places of a prompt that are remembered where a past cannot be cut (0 = none)")
 	f.Float64("default-min-p", 0, "min_p when a request does not say")
 	f.Bool("pipeline", false, "not available: models are not spread over machines")
-	for _, u := range unusedFlags {
-		switch u.kind {
-		case "bool":
-			f.Bool(u.name, false, u.why)
-		case "int":
-			f.Int(u.name, 0, u.why)
-		case "float":
-			f.Float64(u.name, 0, u.why)
-		default:
-			f.String(u.name, "", u.why)
-		}
-		_ = f.MarkHidden(u.name) // it exists
-	}
+	takeUnused(f, unusedServeFlags)
 	_ = f.MarkHidden("pipeline")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		if to, ok := flagAliases[name]; ok {
@@ -112,7 +128,7 @@ func compatLoad(v *config, r *engine.LoadRequest) error {
 
 // tellUnused names the flags that were given and change nothing.
 func tellUnused(v *config, log *slog.Logger) {
-	for _, u := range unusedFlags {
+	for _, u := range slices.Concat(unusedModelFlags, unusedServeFlags) {
 		if v.given(u.name) {
 			log.Warn("--"+u.name+" changes nothing here", "why", u.why)
 		}

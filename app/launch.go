@@ -32,7 +32,16 @@ type launch struct {
 // of the client is written.
 func claudeCommand() *cobra.Command {
 	return launchCommand("claude", "Start Claude Code with the local model", func(c launchContext) (launch, error) {
-		return launch{program: "claude", set: c.step("claude-code", "env").Env, unset: []string{"ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX",
+		set := maps.Clone(c.step("claude-code", "env").Env)
+		for name := range c.step("claude-code", "env").Env {
+			if strings.HasPrefix(name, "ANTHROPIC_DEFAULT_") && strings.HasSuffix(name, "_MODEL") {
+				set[name+"_DESCRIPTION"] = "Local " + c.health.Mode + " on this machine via Sparkbar"
+			}
+		}
+		if w := c.health.ContextWindow; w >= 100_000 {
+			set["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = fmt.Sprint(w / 5 * 4)
+		}
+		return launch{program: "claude", set: set, unset: []string{"ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX",
 			"CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_MANTLE", "CLAUDE_CODE_USE_ANTHROPIC_AWS"}}, nil
 	})
 }
@@ -145,6 +154,11 @@ func launchCommand(name, short string, plan func(launchContext) (launch, error))
 			l.print(cmd.OutOrStdout())
 			return nil
 		}
+		if v.GetBool("print-settings") {
+			out := json.NewEncoder(cmd.OutOrStdout())
+			out.SetIndent("", "  ")
+			return out.Encode(map[string]any{"env": l.set})
+		}
 		path, err := exec.LookPath(l.program)
 		if err != nil {
 			return &usageError{fmt.Errorf("%s is not on the PATH; install it, or see `sparkbar integrations`", l.program)}
@@ -155,6 +169,7 @@ func launchCommand(name, short string, plan func(launchContext) (launch, error))
 	f.String("url", "http://127.0.0.1:8080", "the server")
 	f.String("api-key", "", "its API key")
 	f.Bool("print-env", false, "print the environment that would be set, and the arguments")
+	f.Bool("print-settings", false, "print the environment as a settings file has it")
 	return cmd
 }
 
