@@ -154,7 +154,8 @@ func startProgram(t *testing.T, binary, hub string, args ...string) *program {
 	p := &program{home: home, cmd: exec.Command(binary, append([]string{"serve", "--port", "0"}, args...)...)}
 	p.cmd.Dir = home
 	p.cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+filepath.Join(home, "config"), "XDG_CACHE_HOME="+filepath.Join(home, "cache"), "XDG_STATE_HOME="+filepath.Join(home, "state"),
-		"HF_HOME="+filepath.Join(home, "hf"), "HF_ENDPOINT="+hub, "HF_HUB_CACHE=", "HF_TOKEN=")
+		"HF_HOME="+filepath.Join(home, "hf"), "HF_ENDPOINT="+hub, "HF_HUB_CACHE=", "HF_TOKEN=",
+		"SPARKBAR_CONFIG="+filepath.Join(home, "config.yaml"), "SPARKBAR_PREFIX_CACHE_DIR="+filepath.Join(home, "prefixes"), "SPARKBAR_CALIBRATIONS="+filepath.Join(home, "calibration.json"))
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -25,9 +25,10 @@ function look(values: Record<string, unknown>) {
 }
 
 function KeyForm() {
-  const [text, setText] = useState("");
-  return <main class="gate"><form class="card" onSubmit={(e) => { e.preventDefault(); setKey(text.trim()); reconnect(); }}>
+  const [text, setText] = useState(""), refused = useStore((s) => s.refused), [before] = useState(refused);
+  return <main class="gate"><form class="card" onSubmit={(e) => { e.preventDefault(); setKey(text.trim()); setText(""); reconnect(); }}>
     <h1>This server needs its API key</h1><p>It was started with a key. Paste it here; this window keeps it until it is closed.</p>
+    {refused > before && <p class="bad-text" role="alert">That is not its key.</p>}
     <label>API key<input type="password" autoComplete="off" value={text} onInput={(e) => setText(e.currentTarget.value)} /></label>
     <div class="row end"><button class="primary" disabled={!text.trim()}>Continue</button></div></form></main>;
 }
@@ -61,7 +62,7 @@ function App() {
   const open = warnings.filter((w) => !closed.includes(w.code));
   return <Notices.Provider value={tell}>
     <header class="side"><p class="brand"><span aria-hidden="true">⚡︎</span> Sparkbar</p><nav aria-label="Screens"><ul>{screens.map((s, i) => <li key={s}><a href={"#" + s} aria-current={s === screen ? "page" : undefined} title={`Ctrl or ⌘ ${i + 1}`}>{names[s]}</a></li>)}</ul></nav></header>
-    <main aria-label={names[screen]}>
+    <main aria-label={names[screen]} tabIndex={0}>
       {connection === "lost" && <div class="banner bad" role="alert">The server does not answer. This page tries again every second.</div>}
       {open.map((w) => <div key={w.code} class={"banner " + (w.level === "problem" ? "bad" : "attention")} role="status"><span>{w.message}</span><button class="small" onClick={() => close([...closed, w.code])}>Close</button></div>)}
       {notice && <div class={"banner " + notice.kind} role={notice.kind === "bad" ? "alert" : "status"}><span>{notice.text}</span><button class="small" onClick={() => tell(null)}>Close</button></div>}

@@ -4,7 +4,8 @@ import { marked } from "marked";
 import { useEffect, useRef } from "preact/hooks";
 import { copy } from "./ui";
 
-marked.setOptions({ gfm: true, breaks: true });
+const escaped = (text: string) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+marked.use({ gfm: true, breaks: true, renderer: { html: ({ text }) => escaped(text) } }); // HTML of an answer is shown as it is written
 
 export function html(text: string): string {
   return DOMPurify.sanitize(marked.parse(text, { async: false }) as string, {

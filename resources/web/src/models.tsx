@@ -38,7 +38,7 @@ function LoadForm(p: { model: Installed; onClose: () => void }) {
     const timer = setTimeout(() => get<Fit>(`/admin/fit?model=${encodeURIComponent(m.repo)}&context=${context}`, abort.signal).then(setFit, () => {}), 120);
     return () => { clearTimeout(timer); abort.abort(); };
   }, [context]);
-  return <form class="card" aria-label={"Load " + m.repo} onSubmit={(e) => { e.preventDefault(); act(async () => { await load(m.repo, { mode, kv_bits: Number(kv), ...(context ? { context_window: context } : {}) }); p.onClose(); }); }}>
+  return <form class="card" aria-label={"Load " + m.repo} onSubmit={(e) => { e.preventDefault(); act(async () => { const told = await load(m.repo, { mode, kv_bits: Number(kv), ...(context ? { context_window: context } : {}) }); p.onClose(); return told; }); }}>
     <label>Context: {context ? number(context, 0) + " tokens" : "the model's own"}{fit && fit.max_context > 0 ? `, up to ${number(fit.max_context, 0)} fit` : ""}
       <input type="range" min={0} max={most} step={1024} value={context} onInput={(e) => { const n = Number(e.currentTarget.value); setContext(n < 1024 ? 0 : n); }} /></label>
     <div class="row"><FitText fit={fit} /><span class="grow" />
@@ -75,7 +75,7 @@ export function Models() {
       {m.kind === "model" && m.complete && !m.reason && !here && <button class="primary" disabled={busy} onClick={() => act(() => load(m.repo))}>{health?.model ? "Swap" : "Load"}</button>}
       {m.kind === "model" && m.complete && !m.reason && <button disabled={busy} aria-label={"Load " + m.repo + " with options"} onClick={() => setLoading(m.repo)}>Options…</button>}
       {here && <button disabled={busy} onClick={() => act(async () => { await post("/admin/unload"); await refresh(); return "Unloaded"; })}>Unload</button>}
-      {m.source === "hub" && <button class="danger" disabled={busy || here} aria-label={"Remove " + m.repo} onClick={() => setRemoving(m)}>Remove</button>}
+      {m.source === "cache" && <button class="danger" disabled={busy || here} aria-label={"Remove " + m.repo} onClick={() => setRemoving(m)}>Remove</button>}
     </li>;
   };
   const pairRow = (x: Pair) => <li key={x.id} class="model" aria-label={x.id}>

@@ -9,6 +9,7 @@ export type Connection = "connecting" | "open" | "lost" | "key";
 
 export type State = {
   connection: Connection;
+  refused: number; // times that no connection came about
   health: Health | null;
   status: Status | null;
   downloads: Download[];
@@ -20,7 +21,7 @@ export type State = {
 };
 
 const nothing = { rounds: 0, committed: 0, drafted: 0, accepted: 0, lookup: 0 };
-let state: State = { connection: "connecting", health: null, status: null, downloads: [], requests: [], rounds: [], prefill: null, last: null, seen: nothing };
+let state: State = { connection: "connecting", refused: 0, health: null, status: null, downloads: [], requests: [], rounds: [], prefill: null, last: null, seen: nothing };
 const listeners = new Set<() => void>();
 let scheduled = false;
 
@@ -97,26 +98,24 @@ function onEvent(name: string, data: string) {
   }
 }
 
-let abort = new AbortController();
-
 /** connect follows the server's events for as long as the page lives. */
 export async function connect() {
   for (;;) {
-    abort = new AbortController();
     try {
-      for await (const e of stream("GET", "/admin/events", undefined, abort.signal)) {
+      for await (const e of stream("GET", "/admin/events", undefined, new AbortController().signal)) {
         if (state.connection !== "open") set({ connection: "open" });
         onEvent(e.event, e.data);
       }
       set({ connection: "lost" });
     } catch (e) {
-      set({ connection: e instanceof Failure && e.status === 401 ? "key" : "lost" });
+      set({ connection: e instanceof Failure && e.status === 401 ? "key" : "lost", refused: state.refused + 1 });
     }
-    await new Promise((done) => { wake = done as () => void; setTimeout(done, 1000); });
+    // Without the right key there is nothing to try again.
+    await new Promise((done) => { wake = done as () => void; if (state.connection !== "key") setTimeout(done, 1000); });
   }
 }
 
 let wake = () => {};
 
-/** reconnect begins again at once, with a new key for instance. */
-export function reconnect() { set({ connection: "connecting" }); abort.abort(); wake(); }
+/** reconnect begins again at once, with a new key. */
+export function reconnect() { wake(); }

@@ -2,6 +2,7 @@
 // object with what the Go test has started. Prints one line per thing that was
 // done; an error ends with status 1.
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import { createServer } from "node:http";
 import { mkdir, readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
@@ -28,7 +29,7 @@ async function open(base, options = {}) {
   page.setDefaultTimeout(60_000);
   page.on("pageerror", (e) => faults.push(e.message));
   page.on("console", (m) => { if (m.text().includes("policy violation")) faults.push(m.text()); });
-  await page.goto(base + "/");
+  await page.goto(base.includes("#") ? base : base + "/");
   return page;
 }
 const to = (page, screen) => page.click(`nav[aria-label=Screens] a[href="#${screen}"]`);
@@ -49,13 +50,8 @@ const screens = ["chat", "models", "live", "machine", "race", "agents", "setting
 
 /** scan looks for what keeps people out. */
 async function scan(page, name) {
-  const result = await page.evaluate(async (source) => {
-    if (!("axe" in window)) new Function(source)(); // the debugger's, not the page's: the page may not
-    return window.axe.run(document, { resultTypes: ["violations"] });
-  }, axe).catch(async () => {
-    await page.evaluate(axe);
-    return page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  });
+  if (!(await page.evaluate(() => "axe" in window))) await page.evaluate(axe);
+  const result = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
   const serious = result.violations.filter((v) => v.impact === "serious" || v.impact === "critical");
   assert.deepEqual(serious.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(" ; ").slice(0, 400)}`), [], name);
 }
@@ -82,7 +78,7 @@ const parts = {
     assert.match(await page.locator(".strip").last().innerText(), /\b5 tokens/);
     await page.getByLabel("Most tokens").fill("");
     await page.getByLabel("System prompt").fill("");
-    await page.getByLabel("Thinking", { exact: true }).selectOption("on");
+    await page.locator("label", { hasText: "Thinking" }).locator("select").selectOption("on");
     await ask(page, "What is 2 + 2?");
     if (await page.locator("details summary").count()) await page.locator("details summary").first().click();
     did("asked with options and with thinking");
@@ -143,8 +139,8 @@ const parts = {
     await card(page, setup.smollm2).getByRole("button", { name: /with options/ }).click();
     await page.getByLabel(/^Context:/).fill("4096");
     await page.locator("label", { hasText: "4,096 tokens" }).waitFor();
-    await page.getByLabel("Mode").selectOption("lookup");
-    await page.getByLabel("KV cache").selectOption("8");
+    await page.locator("form.card label", { hasText: "Mode" }).locator("select").selectOption("lookup");
+    await page.locator("form.card label", { hasText: "KV cache" }).locator("select").selectOption("8");
     await button(page, "Load", page.locator("form.card")).click();
     await notice(page, "Loading");
     await page.waitForFunction(async () => { const h = await (await fetch("/health")).json(); return h.context_window === 4096 && h.kv_bits === 8 && h.mode === "lookup"; }, null, { polling: 200 });
@@ -178,7 +174,7 @@ const parts = {
 
     await to(page, "models");
     await page.getByLabel("Model of the hub, or a path").fill("org/slow");
-    await button(page, "Download").click();
+    await button(page, "Download", page.locator("main form.row")).click();
     const row = card(page, "Download of org/slow");
     await button(page, "Pause", row).click();
     await row.getByText("paused").waitFor();
@@ -342,6 +338,7 @@ const parts = {
   // A page of another origin may do nothing here.
   async foreign() {
     const evil = createServer((_, w) => w.end("<!doctype html><title>x</title><body></body>")).listen(0, "127.0.0.1");
+    await once(evil, "listening");
     const origin = "http://127.0.0.1:" + evil.address().port;
     const context = await browser.newContext();
     const page = await context.newPage();
@@ -388,7 +385,7 @@ const parts = {
     const page = await open(setup.keyed);
     await page.getByLabel("API key").fill("wrong");
     await page.keyboard.press("Enter");
-    await page.getByLabel("API key").waitFor();
+    await page.getByText("That is not its key.").waitFor();
     await scan(page, "key");
     await page.getByLabel("API key").fill(setup.key);
     await button(page, "Continue").click();
@@ -422,17 +419,18 @@ const parts = {
     await page.locator(".model").nth(5).waitFor();
     const rows = await page.locator(".model").count();
     assert.ok(rows < 60, rows + " rows are in the document");
-    const frames = (work) => page.evaluate(async (source) => {
+    const timed = async (work) => {
       const times = [];
       let last = performance.now(), on = true;
       const tick = () => { const t = performance.now(); times.push(t - last); last = t; if (on) requestAnimationFrame(tick); };
       requestAnimationFrame(tick);
-      await new Function("return (" + source + ")()")();
+      await work();
       on = false;
       times.sort((a, b) => a - b);
-      return { n: times.length, median: times[times.length >> 1], p99: times[Math.floor(times.length * 0.99)] };
-    }, work.toString()).catch((e) => ({ error: String(e) }));
-    const scroll = await frames(async () => {
+      return { frames: times.length, median_ms: times[times.length >> 1], p99_ms: times[Math.floor(times.length * 0.99)] };
+    };
+    const frames = (p, work) => p.evaluate(`(${timed})(${work})`);
+    const scroll = await frames(page, async () => {
       const box = document.querySelector(".rows");
       for (let y = 0; y <= box.scrollHeight; y += 400) { box.scrollTop = y; await new Promise((r) => requestAnimationFrame(r)); }
     });
@@ -465,6 +463,8 @@ const parts = {
     }
     const grown = (sizes[5] - sizes[1]) / 4;
     console.log(`measured heap after 10 000 .. 60 000 rounds: ${sizes.map((s) => (s / 2 ** 20).toFixed(2) + " MB").join(", ")}; 2 hours of 20 rounds/s are 144 000 rounds: ${((grown * 14.4) / 2 ** 20).toFixed(2)} MB`);
+    const drawn = await frames(live, async () => { for (let i = 0; i < 120; i++) await new Promise((r) => requestAnimationFrame(r)); });
+    console.log(`measured while rounds stream in: ${JSON.stringify(drawn)}`);
     assert.ok(grown * 14.4 < 8 * 2 ** 20, "the live view grows");
     did("500 models and 60 000 rounds");
   },
