@@ -1,7 +1,7 @@
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { FileChange, Integration, Stats, Step, get, post } from "./api";
 import { useStore } from "./store";
-import { Ask, Copy, Empty, Trouble, number, useAction, useFetched } from "./ui";
+import { Ask, Copy, Empty, Trouble, number, useAction, useFetched, wanted } from "./ui";
 
 export function snippet(s: Step): string {
   if (s.command) return s.command;
@@ -22,8 +22,10 @@ async function trip(x: Integration): Promise<string> {
 
 function Card(p: { x: Integration }) {
   const x = p.x, [busy, act] = useAction(), [result, setResult] = useState(""), [change, setChange] = useState<FileChange | null>(null);
+  const box = useRef<HTMLElement>(null);
+  useEffect(() => { if (wanted("agents") === x.id) box.current!.scrollIntoView(); }, []);
   const file = x.setup.find((s) => s.kind === "file" && s.path?.startsWith("~/"));
-  return <section class="card" aria-label={x.name}>
+  return <section class="card" aria-label={x.name} ref={box}>
     <div class="row"><h2>{x.name}</h2><span class="tag">{x.protocol}</span><span class="grow" />
       {file && <button disabled={busy} onClick={() => act(async () => { const c = await post<FileChange>(`/admin/integrations/${x.id}/write`, { apply: false }); if (c.diff) setChange(c); else return `${c.path} is as it should be`; })}>Write file…</button>}
       <button disabled={busy} onClick={() => act(async () => { setResult("asking…"); try { setResult(await trip(x)); } catch (e) { setResult("failed: " + (e instanceof Error ? e.message : e)); } })}>Test</button></div>

@@ -45,12 +45,12 @@ export class Failure extends Error {
 const token = document.querySelector<HTMLMetaElement>('meta[name="sparkbar-token"]')?.content ?? "";
 const keyName = "sparkbar.key";
 
-// The app opens the page with its key behind the #; it must not stay there.
-const given = /^#key=(.+)$/.exec(location.hash);
-if (given) {
-  sessionStorage.setItem(keyName, decodeURIComponent(given[1]));
-  history.replaceState(null, "", location.pathname);
-}
+// The app opens the page as #/SCREEN?key=…; the key must not stay there.
+const behind = new URLSearchParams(location.hash.split("?")[1] ?? "");
+if (behind.get("key")) sessionStorage.setItem(keyName, behind.get("key")!);
+/** menuHidden: the system hides the app's menu bar item, so this window stands in for it. */
+export const menuHidden = behind.get("menubar") === "hidden";
+if (location.hash.includes("?")) history.replaceState(null, "", location.pathname + location.hash.split("?")[0]);
 
 export const apiKey = () => sessionStorage.getItem(keyName) ?? "";
 export function setKey(key: string) {

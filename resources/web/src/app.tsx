@@ -2,7 +2,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Agents } from "./agents";
-import { get, setKey } from "./api";
+import { get, menuHidden, setKey } from "./api";
 import { Chat } from "./chat";
 import { Live } from "./live";
 import { Logs } from "./logs";
@@ -16,7 +16,8 @@ import { Notice, Notices, number, percent } from "./ui";
 const screens = ["chat", "models", "live", "machine", "race", "agents", "settings", "logs"] as const;
 type Screen = (typeof screens)[number];
 const names: Record<Screen, string> = { chat: "Chat", models: "Models", live: "Live", machine: "Machine", race: "Race", agents: "Agents", settings: "Settings", logs: "Logs" };
-const here = (): Screen => { const name = location.hash.slice(1) as Screen; return screens.includes(name) ? name : "chat"; };
+/** here is the screen that the address names, as #chat, #/lab/live or #/agents/codex. */
+const here = (): Screen => screens.find((s) => location.hash.slice(1).split("/").slice(0, 3).includes(s)) ?? "chat";
 
 function look(values: Record<string, unknown>) {
   const root = document.documentElement, appearance = values["ui.appearance"];
@@ -64,6 +65,7 @@ function App() {
     <header class="side"><p class="brand"><span aria-hidden="true">⚡︎</span> Sparkbar</p><nav aria-label="Screens"><ul>{screens.map((s, i) => <li key={s}><a href={"#" + s} aria-current={s === screen ? "page" : undefined} title={`Ctrl or ⌘ ${i + 1}`}>{names[s]}</a></li>)}</ul></nav></header>
     <main aria-label={names[screen]} tabIndex={0}>
       {connection === "lost" && <div class="banner bad" role="alert">The server does not answer. This page tries again every second.</div>}
+      {menuHidden && !closed.includes("hidden") && <div class="banner attention" role="status"><span>The system hides Sparkbar's menu bar item. Everything that it does can be done here; System Settings › Menu Bar shows it again.</span><button class="small" onClick={() => close([...closed, "hidden"])}>Close</button></div>}
       {open.map((w) => <div key={w.code} class={"banner " + (w.level === "problem" ? "bad" : "attention")} role="status"><span>{w.message}</span><button class="small" onClick={() => close([...closed, w.code])}>Close</button></div>)}
       {notice && <div class={"banner " + notice.kind} role={notice.kind === "bad" ? "alert" : "status"}><span>{notice.text}</span><button class="small" onClick={() => tell(null)}>Close</button></div>}
       {screen === "chat" && <Chat />}{screen === "models" && <Models />}{screen === "live" && <Live />}{screen === "machine" && <MachineScreen />}

@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { Download, Fit, Installed, Inventory, Pair, Status, get, post } from "./api";
 import { refresh, useStore } from "./store";
-import { Ask, Bar, Empty, Rows, Trouble, bytes, duration, number, useAction, useFetched } from "./ui";
+import { Ask, Bar, Empty, Rows, Trouble, bytes, duration, number, useAction, useFetched, wanted } from "./ui";
 
 const verdicts: Record<string, string> = { fits: "Fits", tight: "Tight", too_big: "Too large", unknown: "Memory unknown" };
 
@@ -59,7 +59,7 @@ type Row = { kind: "head"; text: string } | { kind: "local"; m: Installed } | { 
 export function Models() {
   const status = useStore((s) => s.status), downloads = useStore((s) => s.downloads), health = useStore((s) => s.health);
   const inv = useFetched<Inventory>((signal) => get("/admin/models", signal), [health?.model, downloads.length], 10_000);
-  const [name, setName] = useState(""), [filter, setFilter] = useState(""), [busy, act] = useAction(), [removing, setRemoving] = useState<Installed | null>(null), [loading, setLoading] = useState("");
+  const [name, setName] = useState(""), [filter, setFilter] = useState(() => wanted("models")), [busy, act] = useAction(), [removing, setRemoving] = useState<Installed | null>(null), [loading, setLoading] = useState("");
   const fits = (text: string) => text.toLowerCase().includes(filter.toLowerCase());
   const rows: Row[] = [];
   if (inv.value) {

@@ -17,6 +17,9 @@ export function duration(s: number | null | undefined): string {
   return number(s / 3600) + " h";
 }
 
+/** wanted is what the address names on a screen: #/models/org/name → org/name. */
+export const wanted = (screen: string) => decodeURIComponent(location.hash.split("/" + screen + "/")[1] ?? "");
+
 export type Notice = { kind: "good" | "bad"; text: string };
 export const Notices = createContext<(n: Notice) => void>(() => {});
 

@@ -233,6 +233,8 @@ const parts = {
       await c.getByRole("button", { name: "Copy", exact: true }).first().click();
       assert.equal((await page.evaluate(() => navigator.clipboard.readText())).trim(), shown.trim());
     }
+    const linked = await open(setup.base + "/#/agents/aider");
+    await linked.waitForFunction(() => document.querySelector("main").scrollTop > 500);
     did(n + " clients: snippet copied, a round trip made");
     const codex = card(page, "Codex CLI");
     await button(page, "Write file…", codex).click();
@@ -396,9 +398,11 @@ const parts = {
     await page.locator(".overview b", { hasText: "No model" }).waitFor();
     await card(page, "demo").getByRole("button", { name: "Load", exact: true }).click();
     await ready(page);
-    const second = await open(setup.keyed + "/#key=" + encodeURIComponent(setup.key));
+    const second = await open(setup.keyed + "/#/lab/live?menubar=hidden&key=" + encodeURIComponent(setup.key));
     await ready(second);
-    assert.equal(new URL(second.url()).hash, "");
+    assert.equal(new URL(second.url()).hash, "#/lab/live");
+    await second.getByRole("heading", { name: "Live" }).waitFor();
+    await second.getByText("hides Sparkbar's menu bar item").waitFor();
     did("a wrong key is refused, the right one works, also from the app's link");
   },
 
