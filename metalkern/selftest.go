@@ -25,6 +25,7 @@ type desk struct {
 	p    compute.Program
 	outs []compute.View
 	bufs []*compute.Buffer
+	kept []*compute.Weight
 	err  error
 }
 
@@ -87,6 +88,7 @@ func (d *desk) affine(batch, rows, cols int) *compute.Weight {
 		d.err = err
 		return &compute.Weight{Matrix: m}
 	}
+	d.kept = append(d.kept, w)
 	return w
 }
 
@@ -227,6 +229,9 @@ var Drills = []Drill{
 func practise(x Drill, b compute.Backend) ([]float64, error) {
 	d := &desk{b: b, rng: rand.New(rand.NewPCG(7, 7))}
 	defer func() {
+		for _, w := range d.kept {
+			b.Unload(w)
+		}
 		for _, buf := range d.bufs {
 			buf.Close()
 		}
