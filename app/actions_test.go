@@ -223,6 +223,11 @@ func TestEveryAction(t *testing.T) {
 			x.calls()
 		}},
 		{"ribbon", func() {
+			resp, err := http.Post(x.address()+"/v1/chat/completions", "application/json", strings.NewReader(`{"messages":[{"role":"user","content":"What is speculative decoding?"}],"max_tokens":60}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
 			x.until("rounds are shown", func() bool { it := x.item("ribbon", ""); return !it.Hidden && len(it.Bars) > 0 })
 			x.ctl.Click("ribbon", "")
 			opens("lab/live")()

@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	minimum = "14.0" // of macOS
-	sdk     = "15.0" // whose looks and behaviour the app is made for
+	minimum = "14.0"     // of macOS
+	sdk     = "15.0"     // whose looks and behaviour the app is made for
 	limit   = 30_000_000 // bytes of a program
 )
 
