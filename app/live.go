@@ -162,7 +162,7 @@ func (c *config) follow(ctx context.Context, eng *engine.Engine, log *slog.Logge
 		last = *c.file.values.Load()
 		slices.Sort(changed)
 		slices.Sort(later)
-		log.Info("settings read again", "file", c.file.path, "changed", strings.Join(changed, " "), "at the next start", strings.Join(later, " "))
+		log.Info("settings read again", "file", c.file.path, "changed", strings.Join(changed, " "), "later", strings.Join(later, " "))
 		if p, _, _ := storage(now); !reflect.DeepEqual(p, places) {
 			places = p
 			eng.SetPlaces(p)
