@@ -23,8 +23,9 @@ type Engine struct {
 	ending  <-chan struct{}                 // closed by it
 	own     sync.WaitGroup                  // those
 
-	live  atomic.Pointer[Live]
-	loads sync.Mutex // one load or unload at a time
+	live    atomic.Pointer[Live]
+	advance atomic.Int64 // when a generation last came on, in Unix nanoseconds
+	loads   sync.Mutex   // one load or unload at a time
 
 	bandwidthOnce sync.Once
 	bandwidth     machine.Bandwidth
@@ -121,6 +122,7 @@ func (e *Engine) statusLocked() Status {
 		s.Loading = &p
 	}
 	s.Warnings = append(append(s.Warnings, e.warnings...), e.guard.warnings(e.opts.Now())...)
+	s.Warnings = append(s.Warnings, stalled(e.opts.Now(), time.Unix(0, e.advance.Load()), s.InFlight)...)
 	s.Guard = e.guard.status(e.guardOn())
 	return s
 }

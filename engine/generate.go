@@ -115,6 +115,9 @@ func (e *Engine) Generate(ctx context.Context, req Request, emit func(Delta) err
 		e.update(func() { self.Model, self.PromptTokens = l.info.ID, len(ids) })
 		tell()
 		jobs, room := l.run.Room()
+		if running, _ := e.queue.counts(); running == 0 {
+			e.advanced() // nothing has stood still yet
+		}
 		leave, err := e.queue.acquire(ctx, req.Client, claim{on: l, jobs: jobs, room: room, positions: l.run.Need(&job)})
 		if err != nil {
 			return Result{}, err
@@ -226,10 +229,12 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	began := e.opts.Now()
 	var ttft time.Duration
 	j.Prefill = func(done, total int) {
+		e.advanced()
 		box.put(Delta{Prefill: &Progress{done, total}})
 		e.bus.Publish("prefill", telemetry.Prefill{Type: "prefill", Req: req.ID, Mode: l.info.Mode, Processed: done, Total: total, Done: done == total, T: l.log.Since(e.opts.Now())})
 	}
 	j.Round = func(r decode.Round) {
+		e.advanced()
 		e.bus.Publish("round", l.log.Record(telemetry.Round{Req: req.ID, Mode: l.info.Mode, I: r.Index, Drafted: len(r.Draft), Accepted: r.Accepted,
 			Committed: len(r.Committed), Cap: r.Cap, Source: string(r.Source), MS: float64(r.Time) / float64(time.Millisecond)}, e.opts.Now()))
 		e.guardRound(l, false)

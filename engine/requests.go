@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -84,4 +85,21 @@ func (e *Engine) update(change func()) {
 	e.mu.Lock()
 	change()
 	e.mu.Unlock()
+}
+
+// advanced notes that a generation has come on.
+func (e *Engine) advanced() { e.advance.Store(e.opts.Now().UnixNano()) }
+
+// stallAfter is how long running generations may stand still before that is a
+// problem: one step takes a second at most.
+const stallAfter = time.Minute
+
+// stalled is the warning that generations run and none comes on.
+func stalled(now, last time.Time, running int) []Warning {
+	still := now.Sub(last)
+	if running == 0 || still < stallAfter {
+		return nil
+	}
+	action := "cancel the request, or restart the server"
+	return []Warning{{Code: "stalled", Level: "problem", Message: fmt.Sprintf("%d generations run, and none has come on for %s", running, still.Round(time.Second)), Action: &action}}
 }
