@@ -45,7 +45,24 @@ func root() *cobra.Command {
 	cmd.Version = version
 	cmd.AddCommand(benchmarkCommand(), calibrateCommand(), planCommand())
 	complete(cmd)
+	misuse(cmd)
 	return cmd
+}
+
+// misuse makes arguments that a command does not take mistakes on the command
+// line.
+func misuse(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return &usageError{err}
+			}
+			return nil
+		}
+	}
+	for _, c := range cmd.Commands() {
+		misuse(c)
+	}
 }
 
 func versionCommand() *cobra.Command {

@@ -423,7 +423,13 @@ func report(out io.Writer, list []engine.Finding, asJSON bool) error {
 		if list == nil {
 			list = []engine.Finding{}
 		}
-		if err := enc.Encode(map[string]any{"ok": !bad, "findings": list}); err != nil {
+		problems := []string{}
+		for _, f := range list {
+			if f.Level == engine.LevelProblem {
+				problems = append(problems, f.Message)
+			}
+		}
+		if err := enc.Encode(map[string]any{"ok": !bad, "problems": problems, "findings": list}); err != nil {
 			return err
 		}
 	} else {

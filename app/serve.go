@@ -79,6 +79,8 @@ func serverFlags(cmd *cobra.Command) {
 	f.Int("queue-limit", 64, "requests that may wait")
 	f.String("compat", "sparkbar", "wire profile: sparkbar or mlx-lm")
 	f.String("log-level", "info", "debug, info, warn or error")
+	f.Bool("behind-proxy", false, "a proxy in front speaks TLS: snippets for clients follow its X-Forwarded-Proto")
+	f.Bool("log-prompts", false, "log what models read and write (private; off unless you look for a fault)")
 	compatFlags(cmd)
 }
 
@@ -297,7 +299,7 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 		_ = eng.Close(context.Background())
 		return err
 	}
-	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile, Log: log, Settings: v, Web: resources.Web(), Owner: owner{eng, tail}})
+	srv := httpapi.New(eng, httpapi.Options{Keys: apiKeys, AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile, Log: log, LogPrompts: v.GetBool("log-prompts"), BehindProxy: v.GetBool("behind-proxy"), Settings: v, Web: resources.Web(), Owner: owner{eng, tail}})
 	base := "http://" + ln.Addr().String()
 	fmt.Fprintf(stdout, "listening on %s   (OpenAI base_url: %s/v1, Anthropic base_url: %s)\n", base, base, base)
 	if len(apiKeys) > 0 {

@@ -242,6 +242,14 @@ func (s *Server) generate(ctx context.Context, req engine.Request, emit func(eng
 			err = &engine.Error{Kind: engine.ErrInternal, Message: "internal error, see the log for request " + req.ID}
 		}
 	}()
+	if s.options.LogPrompts {
+		s.options.Log.Info("prompt", "request", req.ID, "prompt", promptText(&req.Prompt))
+		defer func() {
+			if err == nil {
+				s.options.Log.Info("answer", "request", req.ID, "reason", res.FinishReason, "reasoning", res.Reasoning, "text", res.Text, "calls", res.ToolCalls)
+			}
+		}()
+	}
 	if res, err = s.engine.Generate(ctx, req, emit); err == nil && req.Arm == nil {
 		s.latest.Store(&res.Stats)
 	}
@@ -383,4 +391,15 @@ func thinking(kwargs map[string]any, enable *bool, effort *string) *apiError {
 		return invalid("reasoning_effort", "reasoning_effort must be one of low, medium, high, xhigh, got '%s'", shorten(*effort))
 	}
 	return nil
+}
+
+// promptText is a prompt as the log shows it.
+func promptText(p *engine.Prompt) string {
+	switch {
+	case p.Text != nil:
+		return *p.Text
+	case p.Tokens != nil:
+		return fmt.Sprint(p.Tokens)
+	}
+	return string(p.Messages)
 }

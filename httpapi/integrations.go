@@ -59,7 +59,7 @@ func (s *Server) integrations(c *gin.Context) (integrations, *apiError) {
 		return integrations{}, err
 	}
 	scheme := "http"
-	if c.Request.TLS != nil {
+	if c.Request.TLS != nil || s.options.BehindProxy && strings.EqualFold(c.GetHeader("X-Forwarded-Proto"), "https") {
 		scheme = "https"
 	}
 	p := snippets{base: scheme + "://" + c.Request.Host, model: st.Model.ID, key: placeholderKey, context: st.Model.ContextWindow, out: st.MaxTokensCap}

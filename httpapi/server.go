@@ -82,12 +82,16 @@ type Options struct {
 	// CORSOrigins are web origins ("https://app.example", "*" = all) whose
 	// pages may call the routes outside /admin. None = no page may.
 	CORSOrigins []string
+	// BehindProxy believes X-Forwarded-Proto about the scheme that clients use.
+	BehindProxy bool
 	// MaxBody is the largest request body in bytes; 0 = 64 MiB.
 	MaxBody int64
 	// Profile is the wire profile; the zero value is SparkbarProfile.
 	Profile Profile
-	// Log gets one line per request; nil = no log. Bodies and keys are never logged.
-	Log *slog.Logger
+	// Log gets one line per request; nil = no log. Keys are never logged, what
+	// models read and write only with LogPrompts.
+	Log        *slog.Logger
+	LogPrompts bool
 	// Settings are the owner's; nil = the routes of settings answer 404.
 	Settings Settings
 	// Web holds the dashboard: index.html, in which {{token}} stands for the token
