@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -388,6 +389,73 @@ func TestWatch(t *testing.T) {
 	}
 	batch()
 	expect("renamed", 500, "renamed", name(7))
+	// Many at once, in one batch: two change names, twenty come, go and are
+	// renamed each, and a publisher with two models gets another name.
+	for _, m := range []string{"a", "b"} {
+		put(t, filepath.Join(root, "publisher", m), model)
+	}
+	batch()
+	expect("a publisher", 502, "publisher/a", "a")
+	rename := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(filepath.Join(root, from), filepath.Join(root, to)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	odd := filepath.Join(root, name(20), "config.json")
+	text, err := os.ReadFile(odd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(odd, regexp.MustCompile(`("max_position_embeddings": *)\d+`).ReplaceAll(text, []byte("${1}77")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	rename(name(20), "swap")
+	rename(name(21), name(20))
+	rename("swap", name(21))
+	rename("publisher", "house")
+	for i := range 20 {
+		put(t, filepath.Join(root, fmt.Sprint("new-", i)), model)
+		if err := os.RemoveAll(filepath.Join(root, name(100+i))); err != nil {
+			t.Fatal(err)
+		}
+		rename(name(200+i), fmt.Sprint("other-", i))
+	}
+	batch()
+	expect("many", 502, "house/b", "publisher/b")
+	for i := range 20 {
+		for id, want := range map[string]bool{fmt.Sprint("new-", i): true, name(100 + i): false, name(200 + i): false, fmt.Sprint("other-", i): true} {
+			if m, ok := c.Find(id); ok != want || want && !m.Loadable() {
+				t.Errorf("%s is there: %v %+v", id, ok, m)
+			}
+		}
+	}
+	if m, _ := c.Find(name(21)); m.Context != 77 {
+		t.Errorf("two changed names: %s has a context of %d", name(21), m.Context)
+	}
+	if m, _ := c.Find(name(20)); m.Context == 77 {
+		t.Error("two changed names: the old one is still taken for the new")
+	}
+	if err := os.RemoveAll(filepath.Join(root, "house")); err != nil {
+		t.Fatal(err)
+	}
+	batch()
+	expect("the publisher has gone", 500, "new-3", "house/a")
+	// The root itself goes and comes back.
+	away := root + "-away"
+	if err := os.Rename(root, away); err != nil {
+		t.Fatal(err)
+	}
+	batch()
+	<-changed
+	if n := len(c.List()); n != 0 {
+		t.Errorf("%d models without the folder", n)
+	}
+	if err := os.Rename(away, root); err != nil {
+		t.Fatal(err)
+	}
+	batch()
+	expect("back again", 500, name(20), name(100))
 	// Below a root no event comes: the regular scan sees it.
 	if err := os.Remove(filepath.Join(root, name(8), "tokenizer.json")); err != nil {
 		t.Fatal(err)
