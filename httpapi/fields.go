@@ -120,6 +120,10 @@ func (f *fields) number(key string, lo, hi float64) *float64 {
 		return nil
 	}
 	x, ok := parseNumber(v)
+	if f.profile.Fractions[f.prefix+key] && !bytes.ContainsAny(v, ".eE") {
+		f.badType(key, "float")
+		return nil
+	}
 	if !ok {
 		f.badType(key, "number")
 		return nil

@@ -275,20 +275,29 @@ type doctorReply struct {
 }
 
 type doctorEnvironment struct {
-	Version      string         `json:"version"`
-	Platform     string         `json:"platform"`
-	Machine      string         `json:"machine"`
-	OSVersion    *string        `json:"os_version"`
-	Go           string         `json:"go"`
-	AppleSilicon bool           `json:"apple_silicon"`
-	Backend      *string        `json:"backend"` // of the loaded model
-	Device       string         `json:"device"`
-	RAMGB        *float64       `json:"ram_gb"`
-	WiredLimitMB *int           `json:"iogpu_wired_limit_mb"`
-	WiredHint    *string        `json:"wired_limit_hint"`
-	Chip         telemetry.Chip `json:"chip"`
-	Bandwidth    bandwidthInfo  `json:"bandwidth"`
-	Memory       systemMemory   `json:"memory"`
+	Version      string        `json:"version"`
+	Platform     string        `json:"platform"`
+	Machine      string        `json:"machine"`
+	OSVersion    *string       `json:"os_version"`
+	Go           string        `json:"go"`
+	Python       *string       `json:"python"` // there is none; the key is the reference's, as are the next nulls
+	AppleSilicon bool          `json:"apple_silicon"`
+	MetalOK      *bool         `json:"metal_ok"` // whether the loaded model runs on it
+	Backend      *string       `json:"backend"`  // of the loaded model
+	Device       string        `json:"device"`
+	MetalError   *string       `json:"metal_error"` // findings say it
+	RAMGB        *float64      `json:"ram_gb"`
+	WiredLimitMB *int          `json:"iogpu_wired_limit_mb"`
+	WiredHint    *string       `json:"wired_limit_hint"`
+	Packages     *string       `json:"packages"` // there are none
+	Chip         doctorChip    `json:"chip"`
+	Bandwidth    bandwidthInfo `json:"bandwidth"`
+	Memory       systemMemory  `json:"memory"`
+}
+
+type doctorChip struct {
+	telemetry.Chip
+	Measured *float64 `json:"bandwidth_measured_gb_s"`
 }
 
 type modelDirs struct {
@@ -306,12 +315,16 @@ func (s *Server) doctor(c *gin.Context) *apiError {
 		ModelDirs: modelDirs{Hub: places.Hub, LMStudio: nonNil(places.LMStudio), Ollama: places.Ollama, Extra: nonNil(places.Folders)},
 		Environment: doctorEnvironment{Version: st.Version, Platform: info.Chip.OS, Machine: info.Chip.Arch, OSVersion: optional(info.Chip.OSVersion),
 			Go: runtime.Version(), AppleSilicon: info.Chip.AppleSilicon(), Device: info.Chip.Name, WiredLimitMB: memory.WiredLimitMB,
-			Chip: telemetry.LookupChip(info.Chip.Name, 0), Bandwidth: bandwidthOf(info), Memory: memory}}
+			Chip: doctorChip{Chip: telemetry.LookupChip(info.Chip.Name, 0)}, Bandwidth: bandwidthOf(info), Memory: memory}}
+	if info.Bandwidth.GBs > 0 {
+		r.Environment.Chip.Measured = &info.Bandwidth.GBs
+	}
 	if n := len(places.Folders); n > 0 { // the last one, see models.DefaultPlaces
 		r.ModelDirs.Cache, r.ModelDirs.Extra = places.Folders[n-1], places.Folders[:n-1]
 	}
 	if st.Model != nil {
-		r.Environment.Backend = &st.Model.Backend
+		metal := st.Model.Backend == "metal"
+		r.Environment.Backend, r.Environment.MetalOK = &st.Model.Backend, &metal
 	}
 	if memory.TotalBytes != nil {
 		gb := tenths(float64(*memory.TotalBytes) / (1 << 30))

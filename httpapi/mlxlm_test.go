@@ -22,72 +22,6 @@ import (
 	"sparkbar/engine/models"
 )
 
-// mlxExceptions lists where answers of the real engine differ from those of
-// mlx_lm.server on purpose: session, exchange, and what differs ("*" = all).
-var mlxExceptions = []struct{ exchange, field, decision string }{
-	{"chat/unknown-fields-ignored", "status", "response_format: text only until decoding can be constrained"},
-	{"tools/tool-history-bad-arguments", "status", "arguments in the history that are not JSON are passed on as they are"},
-	{"tools/tool-choice-ignored", "*", "tool_choice is honoured"},
-
-	{"errors/xtc_probability=1", "status", "an integer is a number"},
-	{"errors/xtc_threshold=1", "error", "an integer is a number; from 0.5 on nothing could be cut"},
-	{"errors/logit_bias={'1': None}", "status", "bad values are 400 naming the field"},
-	{"errors/no-content-length", "status", "W9: bodies of any coding are read"},
-	{"errors/bad-content-length", "body", "W8: 400, before a route is known"},
-	{"errors/nan-literal", "status", "bad values are 400"},
-	{"errors/max-tokens-true", "status", "bad values are 400 naming the field"},
-	{"errors/messages-empty", "status", "bad values are 400 naming the field"},
-	{"errors/chat-template-kwargs-string", "status", "bad values are 400 naming the field"},
-	{"errors/tools-string", "status", "bad values are 400 naming the field"},
-	{"errors/part-without-type", "status", "a part with a text is text, as mlx-dspark has it"},
-	{"errors/get-root", "*", "the profile changes no routes; W20: 404 and 405 are JSON"},
-	{"errors/get-unknown", "body", "W20"},
-	{"errors/get-chat", "status", "W20"},
-	{"errors/post-unknown", "body", "W20"},
-	{"errors/post-completions-without-v1", "status", "the profile changes no routes: it is one of mlx-dspark"},
-	{"errors/post-query-string", "status", "the profile changes no routes"},
-	{"errors/post-trailing-slash", "status", "the profile changes no routes"},
-	{"errors/health-query", "status", "the profile changes no routes"},
-	{"errors/put", "status", "W20"},
-	{"errors/delete", "status", "W20"},
-	{"errors/head", "status", "HEAD is answered everywhere, as mlx-dspark does"},
-	{"errors/options-any", "status", "CORS is off unless configured"},
-	{"errors/origin-star", "status", "CORS is off unless configured"},
-
-	{"models/list", "data", "models that cannot be loaded are not listed"},
-	{"models/one-hit", "data", "models that cannot be loaded are not listed"},
-	{"models/prefix", "status", "the profile changes no routes"},
-	{"models/slash", "data", "the profile changes no routes: a trailing slash means nothing"},
-	{"models/after-unknown", "*", "a request without a model is answered by the loaded one"},
-	{"models/empty-model-name", "status", "a request without a model is answered by the loaded one"},
-	{"nomodel/health", "status", "/health is the same in every profile"},
-	{"nomodel/models", "data", "models that cannot be loaded are not listed"},
-	{"nomodel/no-model-given", "status", "503 where nothing is loaded"},
-	{"nomodel/default-after-explicit", "status", "a request without a model is answered by the loaded one"},
-
-	{"adapters/lora", "*", "adapters are honoured with or without a model"},
-	{"adapters/lora-story", "*", "adapters are honoured with or without a model"},
-	{"adapters/dora", "*", "adapters are honoured with or without a model"},
-	{"draft/penalties", "logprob", "not normative: that server miscounts the window"},
-	{"draft-cached/*", "content", "not normative: that server's cache is one token short"},
-	{"draft-cached/*", "logprob", "not normative: that server's cache is one token short"},
-	{"draft/draft-wrong-type", "status", "bad values are 400 naming the field"},
-	{"draft-cached/draft-wrong-type", "status", "bad values are 400 naming the field"},
-
-	{"fatal/*", "status", "400, and a live server, where that one dies"},
-	{"fatal-empty/*", "status", "400, and a live server, where that one dies"},
-	{"fatal-exact-hit/*", "status", "answered, and a live server, where that one dies"},
-	{"fatal-stop/*", "status", "400, and a live server, where that one dies"},
-	{"fatal-stop-list/*", "status", "400, and a live server, where that one dies"},
-	{"fatal-xtc/*", "status", "400, and a live server, where that one dies"},
-	{"single-errors/top-k*", "*", "400 where that one breaks the connection"},
-	{"single-errors/empty-prompt-seeded", "status", "400 where that one closes the connection"},
-	{"prompt-list/*", "status", "W19: every prompt of a list is answered"},
-	{"prompt-token-list/prompt-token-list", "status", "W19: token ids are a prompt"},
-	{"prompt-null/prompt-null", "status", "bad values are 400 naming the field"},
-	{"prompt-number/prompt-number", "status", "bad values are 400 naming the field"},
-}
-
 // mlxAnswer is what a whole answer or a stream says.
 type mlxAnswer struct {
 	Content, Reasoning, Text string
@@ -313,7 +247,6 @@ func TestMLXLMReplay(t *testing.T) {
 	if err != nil || len(files) != 23 {
 		t.Fatal(files, err)
 	}
-	used := map[int]bool{}
 	for _, file := range files {
 		session := strings.TrimSuffix(file, ".json")
 		t.Run(session, func(t *testing.T) {
@@ -329,11 +262,8 @@ func TestMLXLMReplay(t *testing.T) {
 			for _, x := range rec.Exchanges {
 				name := session + "/" + x.Name
 				differ := func(field string, got, want any) {
-					for i, ex := range mlxExceptions {
-						if (ex.exchange == name || strings.HasSuffix(ex.exchange, "*") && strings.HasPrefix(name, strings.TrimSuffix(ex.exchange, "*"))) && (ex.field == field || ex.field == "*") {
-							used[i] = true
-							return
-						}
+					if excused("mlx_lm/"+name, field, true) {
+						return
 					}
 					t.Errorf("%s: %s is %v, want %v\nrequest %s %s %.300s", name, field, got, want, x.Request.Method, x.Request.Path, x.Request.Body)
 				}
@@ -356,11 +286,7 @@ func TestMLXLMReplay(t *testing.T) {
 			}
 		})
 	}
-	for i, ex := range mlxExceptions {
-		if !used[i] && !t.Failed() {
-			t.Errorf("the exception %v is not needed", ex)
-		}
-	}
+	checkUsed(t, "mlx_lm")
 }
 
 // mlxError compares the bodies of refusals.

@@ -149,6 +149,7 @@ var (
 var custom = map[string]schema{
 	"httpapi.orderedObject": {"type": "object", "properties": schema{"role": kind("string"), "content": nullable(kind("string")), "reasoning_content": kind("string"),
 		"reasoning": kind("string"), "tool_calls": list(refTo(chatToolCall{}))}, "additionalProperties": false},
+	"httpapi.LogLine.time":                     {"type": "string", "format": "date-time"},
 	"httpapi.textLogprobs.top_logprobs":        list(values(kind("number"))),
 	"httpapi.openAIErrorBody.code":             {"type": []string{"integer", "string"}},
 	"httpapi.anthropicMessage.content":         list(either(refTo(textBlock{}), refTo(thinkingBlock{}), refTo(toolUseBlock{}))),

@@ -27,6 +27,10 @@ type Profile struct {
 	// elsewhere it is the same as absent.
 	RefuseNull map[string]bool
 
+	// Fractions names the fields in which an integer is a value of the wrong
+	// type, as Python has it.
+	Fractions map[string]bool
+
 	// Smallest max_tokens and top_k that are accepted; 0 tokens mean the
 	// default, and any top_k below 1 means off.
 	MinMaxTokens, MinTopK int64
@@ -141,6 +145,7 @@ func MLXLMProfile() Profile {
 		},
 		ValueMessage:     func(field, rule string) string { return names(field) + " " + rule },
 		RefuseNull:       refuseNull,
+		Fractions:        map[string]bool{"xtc_probability": true, "xtc_threshold": true},
 		NoMessages:       "Request did not contain messages",
 		NoPrompt:         "Request did not contain a prompt",
 		MinMaxTokens:     1,

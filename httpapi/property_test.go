@@ -20,6 +20,7 @@ import (
 	"sparkbar/engine"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
+	"sparkbar/engine/models"
 	"sparkbar/httpapi"
 	"sparkbar/resources"
 )
@@ -155,7 +156,7 @@ func (readCloser) Close() error { return nil }
 // routeOf names the operation of a request as the description does.
 func routeOf(r *http.Request) string {
 	path := r.URL.Path
-	for _, p := range []struct{ prefix, suffix string }{{"/v1/models/", ""}, {"/admin/requests/", "/cancel"},
+	for _, p := range []struct{ prefix, suffix string }{{"/v1/models/", ""}, {"/admin/requests/", "/cancel"}, {"/admin/integrations/", "/write"},
 		{"/admin/downloads/", "/pause"}, {"/admin/downloads/", "/resume"}, {"/admin/downloads/", "/cancel"}} {
 		if strings.HasPrefix(path, p.prefix) && strings.HasSuffix(path, p.suffix) {
 			path = p.prefix + "{id}" + p.suffix
@@ -204,7 +205,7 @@ func schemathesis(t *testing.T, folder string, wrap func(http.Handler) http.Hand
 		}
 	}
 	load()
-	h := http.Handler(httpapi.New(cancelling{e}, httpapi.Options{Settings: &memorySettings{}}))
+	h := http.Handler(httpapi.New(obliging{e}, httpapi.Options{Settings: &memorySettings{}, Owner: owner{}}))
 	if wrap != nil {
 		h = wrap(h)
 	}
@@ -270,11 +271,55 @@ func schemathesis(t *testing.T, folder string, wrap func(http.Handler) http.Hand
 	return report, count
 }
 
-// cancelling also finds some requests that never were.
-type cancelling struct{ *engine.Engine }
+// obliging is an engine that also knows requests, downloads and a model that
+// are not there: half of the ids that are made up.
+type obliging struct{ *engine.Engine }
 
-func (c cancelling) CancelRequest(id string) bool {
-	return c.Engine.CancelRequest(id) || len(id)%2 == 0
+func half(id string) bool { return len(id)%2 == 0 }
+
+func (o obliging) CancelRequest(id string) bool { return o.Engine.CancelRequest(id) || half(id) }
+
+func (obliging) Downloads() []engine.Download { return []engine.Download{fetching("dl_1")} }
+
+func (obliging) StartDownload(model string, _ bool) (engine.Download, error) {
+	if half(model) {
+		return fetching(model), nil
+	}
+	return engine.Download{}, &engine.Error{Kind: engine.ErrModelNotFound, Message: "the hub does not have it"}
+}
+
+func (obliging) PauseDownload(id string) (engine.Download, bool) { return fetching(id), half(id) }
+
+func (obliging) ResumeDownload(id string) (engine.Download, bool) { return fetching(id), half(id) }
+
+func (obliging) CancelDownload(id string, _ bool) (engine.Download, bool) {
+	return fetching(id), half(id)
+}
+
+func (obliging) Models() []models.Model {
+	return []models.Model{{ID: "org/m", Complete: true, Bytes: 1 << 30, Context: 4096}, {ID: "org/half", Reason: "half"}}
+}
+
+func fetching(id string) engine.Download {
+	return engine.Download{ID: id, Model: "org/x", Repo: "org/x", State: "downloading", BytesDone: 3, BytesTotal: 9, BytesPerSecond: 1.5, ETA: 4 * time.Second}
+}
+
+// owner has files that nobody sees.
+type owner struct{}
+
+func (owner) RemoveModel(id string) error {
+	if half(id) {
+		return nil
+	}
+	return &httpapi.Refusal{Message: "it is not the hub's"}
+}
+
+func (owner) WriteClientFile(path, content string, apply bool) (httpapi.FileChange, error) {
+	return httpapi.FileChange{Path: path, Diff: content, Created: true, Written: apply}, nil
+}
+
+func (owner) Log(after int64) []httpapi.LogLine {
+	return []httpapi.LogLine{{Number: after + 1, Time: time.Unix(1_700_000_000, 0), Level: "INFO", Text: "a line"}}
 }
 
 // statusWriter notes the status.

@@ -14,9 +14,21 @@ def map_body(ctx, body):
     return body
 
 
+KNOWN = {"/v1/models/{id}": "demo", "/admin/integrations/{id}/write": "opencode"}
+
+
 @schemathesis.hook
 def map_path_parameters(ctx, parameters):
-    """So do half of the looks at one model."""
-    if ctx.operation.path == "/v1/models/{id}" and parameters and len(str(parameters.get("id"))) % 2 == 0:
-        parameters["id"] = "demo"
+    """So do half of the looks at one thing of a few."""
+    known = KNOWN.get(ctx.operation.path)
+    if known and parameters and len(str(parameters.get("id"))) % 2 == 0:
+        parameters["id"] = known
     return parameters
+
+
+@schemathesis.hook
+def map_query(ctx, query):
+    """And half of the questions whether a model fits."""
+    if ctx.operation.path == "/admin/fit" and query and len(str(query.get("context"))) % 2 == 0:
+        query["model"] = "org/m"
+    return query
