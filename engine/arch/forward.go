@@ -27,6 +27,7 @@ type Forward struct {
 	hidden  int
 	adapter *Adapter
 	turns   map[int]*compute.Weight // see turn
+	centers map[int]center          // by caching layer, see CenterKeys
 }
 
 // New returns scratch memory of n columns per row of x.
@@ -158,7 +159,7 @@ func (f *Forward) AttendSinks(q, k, v compute.View, layer, heads int, scale floa
 // Remember stores k and v in the cache of a layer.
 func (f *Forward) Remember(k, v compute.View, layer int) {
 	c := f.Step.Layers[layer]
-	k, v = f.turn(k, c.KV, c.KV.KDim), f.turn(v, c.KV, c.KV.VDim)
+	k, v = f.turnKeys(k, layer), f.turn(v, c.KV, c.KV.VDim)
 	f.P.Add(compute.KVWrite{K: k, V: v, KV: c.KV, Rows: f.Step.Rows, Pages: c.Pages})
 }
 

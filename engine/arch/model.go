@@ -41,6 +41,8 @@ type Model struct {
 	load    *Loader
 	adapter *Adapter
 	turns   map[int]*compute.Weight // by size, see Forward.turn
+	centers map[int]center          // see CenterKeys
+	blocks  []*compute.Weight       // of the centers
 }
 
 // family builds a model from an opened checkpoint: its own configuration, its
@@ -152,6 +154,7 @@ func distance(a, b string) int {
 // Forward records one step into f; the results are f.Logits and f.Fused.
 func (m *Model) Forward(f *Forward) {
 	f.hidden, f.adapter, f.turns = m.Hidden, m.adapter, m.turns
+	f.centers = m.centers
 	m.forward(f)
 }
 
@@ -160,6 +163,9 @@ func (m *Model) Forward(f *Forward) {
 func (m *Model) Close() {
 	if m.adapter == nil {
 		for _, w := range m.turns {
+			m.load.b.Unload(w)
+		}
+		for _, w := range m.blocks {
 			m.load.b.Unload(w)
 		}
 		m.load.Close()

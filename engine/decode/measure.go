@@ -133,7 +133,8 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 		if err != nil {
 			return nil, err
 		}
-		costs.Overhead = max(0, whole-costs.Verify.At(drafts+1)-costs.Drafter.At(drafts))
+		// Reading rows is a part of the drafter: what is beyond it is a disturbance.
+		costs.Overhead = min(max(0, whole-costs.Verify.At(drafts+1)-costs.Drafter.At(drafts)), costs.Drafter.At(1))
 	}
 	if far := r.farDepth(); far > 0 && !late() {
 		if costs.Depth, err = g.deeper(far, widest, costs, verify); err != nil {

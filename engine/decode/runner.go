@@ -33,6 +33,11 @@ type Runner struct {
 // runner then owns.
 func New(b compute.Backend, m *arch.Model, d draft.Drafter, o Options) (*Runner, error) {
 	o.defaults()
+	if o.KVBits == 4 {
+		if err := Center(b, m); err != nil {
+			return nil, err
+		}
+	}
 	c, err := cache.New(b, m.Caches, cache.Options{Type: o.KVType, Bits: o.KVBits, Group: o.KVGroup, Positions: o.Positions, Sequences: o.Stored + o.Running + 1})
 	if err != nil {
 		return nil, err
