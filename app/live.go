@@ -30,7 +30,7 @@ const holdLimit = 2 * time.Minute
 // live are the settings that hold from the next request on.
 func live(v *config, load engine.LoadRequest) engine.Live {
 	l := engine.Live{NoModelSwitch: v.GetBool("no-model-switch"), IdleUnload: v.GetDuration("idle-unload"), DefaultMaxTokens: v.GetInt("default-max-tokens"),
-		MaxTokensCap: v.GetInt("max-tokens-cap"), Base: load, ForModel: v.modelRequest, Pinned: v.file.pinned()}
+		MaxTokensCap: v.GetInt("max-tokens-cap"), Base: load, ForModel: v.modelRequests(), Pinned: v.file.pinned()}
 	l.NoWake = v.file.get("model.wake_on_request") == false
 	if v.file.get("server.hold_during_load") == true {
 		l.HoldDuringLoad = holdLimit
@@ -54,9 +54,14 @@ func live(v *config, load engine.LoadRequest) engine.Live {
 	return l
 }
 
-// modelRequest are the settings of one model that no flag overrides.
-func (c *config) modelRequest(model string) engine.LoadRequest {
-	r := c.file.modelRequest(model)
+// modelRequests tells the settings of each model, as the file has them now.
+func (c *config) modelRequests() func(model string) engine.LoadRequest {
+	values := *c.file.values.Load()
+	return func(model string) engine.LoadRequest { return c.unless(modelRequest(values, model)) }
+}
+
+// unless takes out of the settings of one model those that a flag overrides.
+func (c *config) unless(r engine.LoadRequest) engine.LoadRequest {
 	given := func(flags ...string) bool { return slices.ContainsFunc(flags, c.given) }
 	if given("mode") {
 		r.Mode = ""

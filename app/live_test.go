@@ -315,7 +315,7 @@ func TestFlagsOverModelSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := v.modelRequest("a")
+	r := v.modelRequests()("a")
 	if got, _ := json.Marshal(r); r.ContextWindow != nil || r.Mode != "" || r.MaxDraft != nil || *r.KVBits != 8 || *r.EnableThinking {
 		t.Errorf("%s", got)
 	}

@@ -662,10 +662,10 @@ func (s *settings) flags() map[string]any {
 	return out
 }
 
-// modelRequest are the settings of one model.
-func (s *settings) modelRequest(model string) engine.LoadRequest {
+// modelRequest are the settings of one model among the values of a file.
+func modelRequest(values map[string]any, model string) engine.LoadRequest {
 	var r engine.LoadRequest
-	for key, v := range *s.values.Load() {
+	for key, v := range values {
 		id, field, ok := modelKey(key)
 		if !ok || id != model {
 			continue

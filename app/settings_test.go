@@ -74,7 +74,7 @@ func FuzzSettings(f *testing.F) {
 			t.Fatalf("%v, %d values, then %d", err, len(values), len(*s.values.Load()))
 		}
 		s.flags()
-		s.modelRequest("a.b")
+		modelRequest(*s.values.Load(), "a.b")
 	})
 }
 
@@ -111,7 +111,7 @@ func TestChangeSettings(t *testing.T) {
 			t.Errorf("%q is gone:\n%s", want, text)
 		}
 	}
-	if r := s.modelRequest("org/a.b"); r.ContextWindow == nil || *r.ContextWindow != 8192 {
+	if r := modelRequest(*s.values.Load(), "org/a.b"); r.ContextWindow == nil || *r.ContextWindow != 8192 {
 		t.Errorf("%+v", r)
 	}
 	for _, bad := range []string{`{"server.port":"x","ui.detail":"advanced"}`, `{"no.such":1}`, `{"models.a.nothing":1}`, `{"server":1}`} {
