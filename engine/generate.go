@@ -250,8 +250,12 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	var err error
 	cold, swap := l.cold.Load(), e.swapUsed()
 	go l.do(func() {
+		started := false
 		over := func(o decode.Outcome, failed error) {
 			out, err = o, failed
+			if started {
+				l.together.ended(l.run.Active())
+			}
 			l.cold.Store(false)
 			l.measure()
 			e.guardRound(l, l.run.Active() == 0)
@@ -262,7 +266,10 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 			j.Controller, failed = l.newController(ctx)
 		}
 		if failed == nil {
-			failed = l.run.Start(ctx, j, over)
+			if failed = l.run.Start(ctx, j, over); failed == nil {
+				started = true
+				l.together.began(l.run.Active())
+			}
 		}
 		if failed != nil {
 			over(decode.Outcome{}, failed)

@@ -46,6 +46,7 @@ type loaded struct {
 	print, drafterPrint string
 
 	adapters adapters
+	together together
 
 	log    *telemetry.Log
 	totals telemetry.Totals
@@ -363,6 +364,7 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 		l.info.Path, _ = filepath.Abs(p.target.path) // "" if the working folder is gone
 	}
 	watched.over()
+	l.together.MaxBatch = e.opts.MaxBatch
 	l.measure() // nobody else uses it yet
 	served = true
 	go func() {
@@ -587,6 +589,10 @@ func (l *loaded) measure() {
 	if c := l.controls.controller; c != nil {
 		info := c.Info()
 		g.Controller = &info
+	}
+	if l.together.MaxBatch > 1 {
+		b := l.together.Batching
+		g.Batching = &b
 	}
 	l.gauge.Store(g)
 }

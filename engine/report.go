@@ -15,6 +15,53 @@ type Gauges struct {
 	PagesUsed, Pages int
 	PositionBytes    int64
 	Controller       *calibrate.ControllerInfo // nil: the cap is fixed
+	Batching         *Batching                 // nil: generations run one at a time
+}
+
+// Batching counts the generations that ran together.
+type Batching struct {
+	MaxBatch int `json:"max_batch"`
+	Requests int `json:"batched_requests"` // beside which another ran
+	Batches  int `json:"batches"`          // times that several came together
+	Most     int `json:"max_batch_seen"`
+	Serial   int `json:"serial_requests"` // that were alone from start to end
+}
+
+// together follows how many generations of a model run, for Batching. It lives
+// on the model's goroutine.
+type together struct {
+	Batching
+	alone bool // one runs, and no other has run beside it
+	open  bool // several came together, and not all of them have ended
+}
+
+// began counts a generation that has just begun; n run now.
+func (t *together) began(n int) {
+	t.Most = max(t.Most, n)
+	if n < 2 {
+		t.alone = true
+		return
+	}
+	if !t.open {
+		t.open = true
+		t.Batches++
+	}
+	if t.alone {
+		t.alone = false
+		t.Requests++
+	}
+	t.Requests++
+}
+
+// ended counts one that has just ended; n still run.
+func (t *together) ended(n int) {
+	if n > 0 {
+		return
+	}
+	if t.alone {
+		t.Serial++
+	}
+	t.alone, t.open = false, false
 }
 
 // Gauges returns nil without a model.

@@ -30,3 +30,18 @@ func TestAdvance(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestBatchingCounts: who ran beside others, and who alone.
+func TestBatchingCounts(t *testing.T) {
+	var c together
+	for _, n := range []int{1, -1, 1, 2, 3, -3, -2, -1, 1, -1} { // how many run after one began, or (below 0) before one ended
+		if n > 0 {
+			c.began(n)
+		} else {
+			c.ended(-n - 1)
+		}
+	}
+	if want := (Batching{Requests: 3, Batches: 1, Most: 3, Serial: 2}); c.Batching != want {
+		t.Errorf("%+v, want %+v", c.Batching, want)
+	}
+}

@@ -158,6 +158,7 @@ type metricsReply struct {
 	PrefixCache prefixCache        `json:"prefix_cache"`
 	AutoCap     any                `json:"auto_cap"`
 	Rounds      telemetry.Stats    `json:"rounds"`
+	Batching    *engine.Batching   `json:"batching,omitempty"` // nil: generations run one at a time
 	Memory      allocator          `json:"memory"`
 	System      systemMemory       `json:"system"`
 	Verdict     *telemetry.Verdict `json:"verdict"`
@@ -229,8 +230,11 @@ func (s *Server) metrics(c *gin.Context) *apiError {
 		Rounds: s.engine.Rounds().Stats(), liveness: s.livenessOf(st), MemoryGuard: guardOf(st.Guard)}
 	g, info := s.engine.Gauges(), s.engine.Machine()
 	m.PrefixCache, m.Memory, m.System = s.prefixCache(g), allocatorOf(info, st.Model, g), systemMemoryOf(info)
-	if g != nil && g.Controller != nil {
-		m.AutoCap = g.Controller
+	if g != nil {
+		m.Batching = g.Batching
+		if g.Controller != nil {
+			m.AutoCap = g.Controller
+		}
 	}
 	if last := s.latest.Load(); last != nil && m.Requests > 0 {
 		v := s.verdict(last, st.Model, info)

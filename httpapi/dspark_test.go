@@ -1,0 +1,431 @@
+package httpapi
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"sparkbar/engine"
+	"sparkbar/engine/compute"
+	"sparkbar/engine/machine"
+)
+
+// realExceptions are differences of the real engine alone, on purpose, beside
+// those that the scripted one has too (exceptions).
+var realExceptions = []struct{ exchange, field, decision string }{
+	{"api-key-responses-too-long", "error.message", "W5"},
+	{"api-key-concurrent-*", "*prompt_tokens", "W21"},
+	{"api-key-concurrent-*", "*context_tokens", "W21"},
+	{"auto-cap-chat", "*.cap", "the controller's choice depends on the machine"},
+	{"auto-cap-calibration", "key", "no costs are kept between runs of the test"},
+	{"dspark-calibration", "key", "no costs are kept between runs of the test"},
+	{"baseline-chat-parts", "status", "images are refused by name, never dropped"},
+	{"baseline-chat-logprobs-top2", "*.bytes", "W14"},
+	{"baseline-tools-stream-two-calls", "*.content", "W10: the same text as in a whole answer"},
+	{"baseline-tools-broken", "*.content", "W10"},
+	{"baseline-tools-truncated", "*.content", "W10"},
+	{"baseline-completions-list", "*", "W19"},
+	{"baseline-completions-stream", "*.text", "the first space of an answer is not dropped"},
+	{"cache-4-shared-prefix-hit", "*usage", "usage is a chunk of its own"},
+	{"cache-6-error-keeps-nothing", "status", "W7"},
+	{"dspark-chat-length-mid-block", "*", "W4"},
+	{"strip-*", "*", "W2"},
+}
+
+// realVolatile are keys whose values differ from run to run, or between machines.
+var realVolatile = map[string]bool{"id": true, "created": true, "created_at": true, "item_id": true, "call_id": true, "signature": true,
+	"tokens_per_sec": true, "decode_tokens_per_sec": true, "prefill_seconds": true, "decode_seconds": true, "ttft_seconds": true,
+	"prefill_tokens_per_sec": true, "decay_ratio": true, "swap_delta_bytes": true, "ceiling_tokens_per_sec": true, "roofline_ratio": true}
+
+// realOptional are keys that a short run may have or not.
+var realOptional = map[string]bool{"prefill_tokens_per_sec": true, "decay_ratio": true, "swap_delta_bytes": true, "ceiling_tokens_per_sec": true, "roofline_ratio": true, "cold": true}
+
+type realExchange struct {
+	Name, Method, Path string
+	Headers            map[string]string
+	Body               json.RawMessage
+	Status             int
+	Answer             json.RawMessage // a stream is a string
+}
+
+// startReal makes a server as the flags of a recording say.
+func startReal(t *testing.T, flags []string) *Server {
+	t.Helper()
+	load := engine.LoadRequest{Mode: "auto"}
+	o := engine.Options{Version: "test", Backend: func() (compute.Backend, error) { return compute.NewReference(), nil }, Slots: 2, ModelRoot: "testdata/dspark-real",
+		Memory: func() machine.Memory { return machine.Memory{Total: 64 << 30, Available: 48 << 30} }}
+	var web Options
+	number := func(s string) int {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	set := func(n int) *int { return &n }
+	off := false
+	for i := 0; i < len(flags); i++ {
+		switch flags[i] {
+		case "--no-small-m", "--no-sdpa-split", "--no-multirow-attn": // of Metal kernels
+			continue
+		case "--no-model":
+			continue
+		case "--no-warmup":
+			load.Warmup = &off
+			continue
+		case "--no-lookup-drafts":
+			load.LookupDrafts = &off
+			continue
+		}
+		i++
+		switch v := flags[i]; flags[i-1] {
+		case "--mode":
+			load.Mode = v
+		case "--model":
+			load.Model = "testdata/dspark-real" + v
+		case "--drafter":
+			load.Drafter = "testdata/dspark-real" + v
+		case "--drafter-bits":
+			load.DrafterBits = set(number(v))
+		case "--max-draft":
+			if v == "auto" {
+				load.MaxDraft = set(0)
+			} else {
+				load.MaxDraft = set(number(v))
+			}
+		case "--context-window":
+			load.ContextWindow = set(number(v))
+		case "--reasoning-effort":
+			load.ReasoningEffort = &v
+		case "--api-key":
+			web.Keys = []string{v}
+		case "--default-max-tokens":
+			o.DefaultMaxTokens = number(v)
+		case "--max-tokens-cap":
+			o.MaxTokensCap = number(v)
+		case "--prefix-cache-slots":
+			o.Slots = number(v)
+		case "--max-batch":
+			o.MaxBatch = number(v)
+		case "--default-temperature", "--wide-gemm-min", "--cpu-split":
+		default:
+			t.Fatalf("flag %s", flags[i-1])
+		}
+	}
+	if strings.HasSuffix(load.Model, "-effort") { // its other files are those of tiny-chat
+		dir := filepath.Join(t.TempDir(), "tiny-chat-effort")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, from := range []string{"testdata/dspark-real/models/tiny-chat", load.Model} {
+			files, _ := filepath.Glob(from + "/*")
+			for _, f := range files {
+				b, err := os.ReadFile(f)
+				if err == nil {
+					err = os.WriteFile(filepath.Join(dir, filepath.Base(f)), b, 0o644)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		load.Model = dir
+	}
+	e := engine.New(o)
+	t.Cleanup(func() { e.Close(context.Background()) })
+	if load.Model != "" {
+		if _, err := e.LoadFrom(context.Background(), load); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return New(e, web)
+}
+
+// TestDSparkReplay sends the recorded requests of mlx-dspark to the real engine
+// with the same models: texts, thoughts, calls, reasons and counts are the same.
+func TestDSparkReplay(t *testing.T) {
+	files, err := filepath.Glob("testdata/dspark-real/*.json")
+	if err != nil || len(files) != 9 {
+		t.Fatal(files, err)
+	}
+	needed := map[int]bool{}
+	for _, file := range files {
+		config := strings.TrimSuffix(filepath.Base(file), ".json")
+		t.Run(config, func(t *testing.T) {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var rec struct {
+				Flags     []string
+				Exchanges []realExchange
+			}
+			if err := json.Unmarshal(b, &rec); err != nil || len(rec.Exchanges) < 2 {
+				t.Fatal(len(rec.Exchanges), err)
+			}
+			s := startReal(t, rec.Flags)
+			for _, x := range rec.Exchanges {
+				name := config + "-" + x.Name
+				differ := func(field string, got, want any) {
+					if excused("mlx-dspark/"+name, field, true) {
+						return
+					}
+					for i, ex := range realExceptions {
+						prefix, many := strings.CutSuffix(ex.exchange, "*")
+						if suffix, ends := strings.CutPrefix(ex.field, "*"); (name == ex.exchange || many && strings.HasPrefix(name, prefix)) && (field == ex.field || ends && strings.HasSuffix(field, suffix)) {
+							needed[i] = true
+							return
+						}
+					}
+					t.Errorf("%s: %s is %v, want %v\nrequest %s %.300s", name, field, got, want, x.Path, x.Body)
+				}
+				g := golden{Name: name}
+				g.Request.Body = x.Body
+				var headers []string
+				for k, v := range x.Headers {
+					headers = append(headers, k, v)
+				}
+				body := string(g.body())
+				if strings.HasPrefix(x.Path, "/admin/") {
+					body = strings.ReplaceAll(body, "/models/", "testdata/dspark-real/models/")
+				}
+				w := call(s, x.Method, x.Path, body, headers...)
+				want := cmp.Or(rightStatus("mlx-dspark/"+name), x.Status)
+				if w.Code != want {
+					differ("status", fmt.Sprint(w.Code, " ", w.Body), fmt.Sprint(want, " ", string(x.Answer)))
+					continue
+				}
+				if want != x.Status {
+					continue
+				}
+				var sse string
+				if json.Unmarshal(x.Answer, &sse) == nil && len(x.Answer) > 0 && x.Answer[0] == '"' {
+					if ct := w.Header().Get("Content-Type"); ct != "text/event-stream" {
+						differ("content-type", ct, "text/event-stream")
+						continue
+					}
+					realStreams(t, name, sse, w.Body.String(), differ)
+					continue
+				}
+				if x.Method == "GET" || strings.HasPrefix(x.Path, "/admin/") {
+					realShape(name, "", parseTree(t, x.Answer), parseTree(t, w.Body.Bytes()), differ)
+					continue
+				}
+				if len(bytes.TrimSpace(x.Answer)) == 0 || string(x.Answer) == "null" {
+					continue
+				}
+				realTree(name, "", parseTree(t, x.Answer), parseTree(t, w.Body.Bytes()), differ)
+			}
+		})
+	}
+	for i, ex := range realExceptions {
+		if !needed[i] && !strings.Contains(flag.Lookup("test.run").Value.String(), "/") {
+			t.Errorf("the exception %v excuses nothing", ex)
+		}
+	}
+}
+
+// wholeCalls joins the pieces of tool calls in the deltas of a chat stream.
+func wholeCalls(events []sseEvent) {
+	for i := range events {
+		var o map[string]any
+		if json.Unmarshal([]byte(events[i].data), &o) != nil {
+			continue
+		}
+		choice, ok := first(o["choices"])
+		if !ok {
+			continue
+		}
+		d, _ := choice["delta"].(map[string]any)
+		list, _ := d["tool_calls"].([]any)
+		var calls []any
+		for _, c := range list {
+			c := c.(map[string]any)
+			n := len(calls)
+			if n == 0 || calls[n-1].(map[string]any)["index"] != c["index"] {
+				calls = append(calls, c)
+				continue
+			}
+			f, g := calls[n-1].(map[string]any)["function"].(map[string]any), c["function"].(map[string]any)
+			f["arguments"] = fmt.Sprint(f["arguments"], g["arguments"])
+		}
+		if len(calls) < len(list) {
+			d["tool_calls"] = calls
+			events[i].data = string(encode(o))
+		}
+	}
+}
+
+// realStreams compares two streams event by event, pieces of text joined.
+func realStreams(t *testing.T, name, wantText, gotText string, differ func(field string, got, want any)) {
+	t.Helper()
+	want, got := comparable(t, wantText), comparable(t, gotText)
+	wholeCalls(got)
+	if len(want) != len(got) {
+		differ("events", show(got), show(want))
+		return
+	}
+	for i := range want {
+		if want[i].name != got[i].name || (want[i].data == "[DONE]") != (got[i].data == "[DONE]") {
+			differ("events", show(got), show(want))
+			return
+		}
+		if want[i].data != "[DONE]" {
+			realTree(name, "", parseTree(t, []byte(want[i].data)), parseTree(t, []byte(got[i].data)), differ)
+		}
+	}
+}
+
+// realTree: got has the keys of want, with the same types, and the same values
+// where they do not differ from run to run.
+func realTree(name, path string, want, got *tree, differ func(field string, got, want any)) {
+	if excepted(name, path, want, got) {
+		return
+	}
+	if want.kind != got.kind {
+		differ(path, fmt.Sprintf("%c %s", got.kind, got.text), fmt.Sprintf("%c %s", want.kind, want.text))
+		return
+	}
+	switch want.kind {
+	case '{':
+		for _, k := range want.keys {
+			p := strings.TrimPrefix(path+"."+k, ".")
+			kid, ok := got.kids[k]
+			if excepted(name, p, want.kids[k], kid) || realOptional[k] {
+				continue
+			}
+			if !ok {
+				differ(p, "missing", want.kids[k].text)
+				continue
+			}
+			switch {
+			case realVolatile[k], k == "cached_tokens" && !strings.HasPrefix(name, "cache-"):
+				if kid.kind != want.kids[k].kind {
+					differ(p, string(kid.kind), string(want.kids[k].kind))
+				}
+			case k == "arguments" && kid.kind == '"': // JSON, however it is spaced
+				var a, b any
+				if json.Unmarshal([]byte(want.kids[k].text), &a) != nil || json.Unmarshal([]byte(kid.text), &b) != nil {
+					realTree(name, p, want.kids[k], kid, differ)
+				} else if !bytes.Equal(encode(a), encode(b)) {
+					differ(p, kid.text, want.kids[k].text)
+				}
+			default:
+				realTree(name, p, want.kids[k], kid, differ)
+			}
+		}
+	case '[':
+		if len(want.list) != len(got.list) {
+			differ(path, len(got.list), len(want.list))
+			return
+		}
+		for i := range want.list {
+			realTree(name, fmt.Sprintf("%s[%d]", path, i), want.list[i], got.list[i], differ)
+		}
+	case '0':
+		a, _ := strconv.ParseFloat(want.text, 64)
+		b, _ := strconv.ParseFloat(got.text, 64)
+		if a != b && !(strings.Contains(path, "logprobs") && math.Abs(a-b) < 1e-3) {
+			differ(path, got.text, want.text)
+		}
+	default:
+		if want.text != got.text {
+			differ(path, strconv.Quote(got.text), strconv.Quote(want.text))
+		}
+	}
+}
+
+// realShape: got has the keys of want, of the same kinds where neither is null;
+// reports differ in their values.
+func realShape(name, path string, want, got *tree, differ func(field string, got, want any)) {
+	if want.kind == 'n' || got.kind == 'n' {
+		return
+	}
+	if want.kind != got.kind {
+		differ(path, fmt.Sprintf("%c %s", got.kind, got.text), fmt.Sprintf("%c %s", want.kind, want.text))
+		return
+	}
+	for _, k := range want.keys {
+		p := strings.TrimPrefix(path+"."+k, ".")
+		switch kid, ok := got.kids[k]; {
+		case ok:
+			realShape(name, p, want.kids[k], kid, differ)
+		case !realOptional[k] && strings.Trim(k, "0123456789") != "" && !excepted(name, p, want.kids[k], nil):
+			differ(p, "missing", want.kids[k].text)
+		}
+	}
+	if len(want.list) > 0 && len(got.list) > 0 {
+		realShape(name, path+"[0]", want.list[0], got.list[0], differ)
+	}
+}
+
+// elsewhere are recordings that are not replayed as they are, and the tests
+// that show the same: what they hold depends on time, or on a hub.
+var elsewhere = map[string]string{
+	"baseline/bad-content-length": "TestBadLengths",
+	"download/":                   "TestDownload TestDownloadCancel TestDownloadFails TestDownloadStatus",
+	"keepalive/":                  "TestKeepAlive TestDisconnect",
+	"loading/":                    "TestGoldens",
+	"dspark/events":               "TestEvents", "lookup/events-prefill": "TestEvents",
+	"no-model/load-phases": "TestStates", "no-model/load-swap-sticky": "TestControl", "no-model/machine": "TestMachineWithoutModel",
+	"cli/": "TestRecordedCommandLines",
+}
+
+// TestEveryGoldenIsReplayed: every recording of mlx-dspark is replayed with a
+// scripted engine, with the real one, or shown by a test of its own.
+func TestEveryGoldenIsReplayed(t *testing.T) {
+	list, err := os.ReadFile("testdata/dspark-goldens.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	replayed := map[string]bool{}
+	files, _ := filepath.Glob("testdata/dspark-real/*.json")
+	for _, f := range files {
+		var rec struct{ Exchanges []realExchange }
+		b, err := os.ReadFile(f)
+		if err == nil {
+			err = json.Unmarshal(b, &rec)
+		}
+		if err != nil {
+			t.Fatal(f, err)
+		}
+		for _, x := range rec.Exchanges {
+			replayed[strings.TrimSuffix(filepath.Base(f), ".json")+"/"+x.Name] = true
+		}
+	}
+	names := strings.Fields(string(list))
+	if len(names) < 230 {
+		t.Fatal(len(names))
+	}
+	used := map[string]bool{}
+	for _, name := range names {
+		config, rest, _ := strings.Cut(name, "/")
+		found := replayed[name]
+		for _, dir := range []string{"dspark", "control"} {
+			_, err := os.Stat("testdata/" + dir + "/" + config + "-" + rest + ".json")
+			found = found || err == nil
+		}
+		for _, key := range []string{name, config + "/"} {
+			if elsewhere[key] != "" {
+				found, used[key] = true, true
+			}
+		}
+		if !found {
+			t.Errorf("%s is replayed nowhere", name)
+		}
+	}
+	for key := range elsewhere {
+		if !used[key] {
+			t.Errorf("there is no recording %s", key)
+		}
+	}
+}
