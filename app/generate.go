@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"sparkbar/engine"
-	"sparkbar/engine/sample"
 )
 
 // generateCommand answers one prompt, with the flags of `mlx-dspark generate`.
@@ -133,7 +132,7 @@ func generateRequest(v *config, in io.Reader) (engine.Request, error) {
 		return bad("--top-p must be from 0 to 1, got %v", p)
 	}
 	k = max(k, 0)
-	req := engine.Request{ID: "generate", MaxTokens: n, Logprobs: -1, Sampling: engine.Sampling{Temperature: &t, TopP: &p, TopK: &k, Params: sample.Params{}}}
+	req := engine.Request{ID: "generate", MaxTokens: n, Logprobs: -1, Sampling: engine.Sampling{Temperature: &t, TopP: &p, TopK: &k}}
 	if v.IsSet("seed") {
 		req.Sampling.Seed = pointer(v.GetUint64("seed"))
 	}
