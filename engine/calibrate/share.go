@@ -83,8 +83,10 @@ func (c *Costs) steps() Curve {
 	}
 	for size, g := range c.Grid {
 		for _, p := range g.points {
-			points[size*p.x] = p.y
+			if y, known := points[size*p.x]; !known || p.y < y {
+				points[size*p.x] = p.y
+			}
 		}
 	}
-	return NewCurve(points)
+	return NewCurve(points).Rising()
 }

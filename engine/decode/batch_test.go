@@ -16,6 +16,7 @@ import (
 	"sparkbar/engine/compute"
 	"sparkbar/engine/draft"
 	"sparkbar/engine/internal/testmodel"
+	"sparkbar/engine/layout"
 	"sparkbar/engine/sample"
 )
 
@@ -323,7 +324,7 @@ func empty(t *testing.T, g *rig) {
 // forwards.
 func TestBatchGoldens(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob(specDir + "/batch_*.json")
+	files, err := filepath.Glob(specDir + "/batch_[bs]*.json")
 	if err != nil || len(files) < 3 {
 		t.Fatal(files, err)
 	}
@@ -388,6 +389,83 @@ func TestBatchGoldens(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// What the reference's masks of a batch show, the visible ranges of ragged rows
+// show: verify rows see what lies before them, a drafter's block sees the context
+// of its own sequence and all of itself.
+func TestBatchMasks(t *testing.T) {
+	t.Parallel()
+	type mask [][][][]int // [row of the batch][1][query][column]
+	var doc struct {
+		Verify []struct {
+			Offsets []int
+			T       int
+			Mask    mask
+		} `json:"verify_mask"`
+		Drafter []struct {
+			Lens  []int
+			Block int
+			Mask  mask
+		} `json:"drafter_mask"`
+	}
+	readJSON(t, specDir+"/batch_masks.json", &doc)
+	if len(doc.Verify) < 2 || len(doc.Drafter) < 2 {
+		t.Fatal(len(doc.Verify), len(doc.Drafter))
+	}
+	b := compute.NewReference()
+	c, err := cache.New(b, []compute.CacheSpec{{Kind: compute.CacheFull, Heads: 1, KDim: 4, VDim: 4}}, cache.Options{Type: layout.F32, Positions: 512, Sequences: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	params := compute.NewParams(b)
+	t.Cleanup(params.Close)
+	check := func(lens []int, rows int, block bool, m mask, ahead int) {
+		t.Helper()
+		var parts []cache.Part
+		for _, n := range lens {
+			q, err := c.NewSeq()
+			if err == nil {
+				err = q.Reserve(n)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			q.Advance(n)
+			parts = append(parts, cache.Part{Seq: q, N: rows, Block: block, Verify: true})
+		}
+		var p compute.Program
+		params.Next()
+		st, err := c.Plan(&p, params, parts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lo, hi := st.Layers[0].Pages.Lo.I32(0), st.Layers[0].Pages.Hi.I32(0)
+		for s, n := range lens {
+			for i := range rows {
+				row := m[s][0][i]
+				got := make([]int, len(row))
+				for at := lo[s*rows+i]; at < hi[s*rows+i]; at++ {
+					column := int(at)
+					if block && column >= n { // the mask has the block after the longest context
+						column += ahead - n
+					}
+					got[column] = 1
+				}
+				if !slices.Equal(got, row) {
+					t.Errorf("lengths %v, row %d of %d: sees %v, wants %v", lens, i, s, got, row)
+				}
+			}
+			parts[s].Seq.Close()
+		}
+	}
+	for _, x := range doc.Verify {
+		check(x.Offsets, x.T, false, x.Mask, 0)
+	}
+	for _, x := range doc.Drafter {
+		check(x.Lens, x.Block, true, x.Mask, slices.Max(x.Lens))
 	}
 }
 

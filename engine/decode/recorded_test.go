@@ -30,9 +30,10 @@ var recordings = map[string]string{
 	"lookup_hybrid_nemotron_h.json":                    "decode: TestLookupOnRecurrentModels",
 	"lookup_hybrid_qwen3_5.json":                       "decode: TestLookupOnRecurrentModels",
 	"rotating_window_defect.json":                      "decode: TestRejectedRowsLeaveTheWindow",
-	"batch_baseline.json":                              "decode: TestRowsOfBatches", // the texts, one by one
+	"batch_baseline.json":                              "decode: TestBatchGoldens",
+	"batch_masks.json":                                 "decode: TestBatchMasks",
 	"prefix_cache.json":                                "cache: TestStoreGoldens",
-	"batch_spec_*.json":                                "decode: TestRowsOfBatches",
+	"batch_spec_*.json":                                "decode: TestBatchGoldens",
 	"forward_*.safetensors":                            "draft: TestForwardGoldens",
 	"drafter_config.json":                              "draft: TestDrafterConfigGoldens",
 	"tiny-dspark-bf16.gguf":                            "draft: TestGGUFDrafter",
@@ -55,7 +56,6 @@ var recordings = map[string]string{
 
 // notRecorded are recordings without a copy here.
 var notRecorded = map[string]string{
-	"batch_masks.json":  "masks of a left-aligned batch: there is no mask tensor here, rows carry visible ranges",
 	"kernel_plans.json": "launch arithmetic of the reference's GPU kernels, which are not ours",
 }
 
@@ -251,46 +251,6 @@ func TestRejectedRowsLeaveTheWindow(t *testing.T) {
 		}
 		if plain < 8 || drafted < 8 {
 			t.Errorf("%d plain steps and %d with rejected rows: too few to mean anything", plain, drafted)
-		}
-	}
-}
-
-// The texts that the reference's batches produce, each on its own.
-func TestRowsOfBatches(t *testing.T) {
-	t.Parallel()
-	files, err := filepath.Glob(specDir + "/batch_*.json")
-	if err != nil || len(files) < 3 {
-		t.Fatal(files, err)
-	}
-	for _, file := range files {
-		var doc struct {
-			Drafter string
-			Cap     int
-			Prompts [][]int32
-			Max     []int     `json:"max_new_tokens"`
-			Single  [][]int32 `json:"greedy_single"`
-			Results []json.RawMessage
-		}
-		readJSON(t, file, &doc)
-		for _, b := range backends(t) {
-			w := way{mode: Baseline}
-			if doc.Drafter != "" {
-				w = way{dir: specDir + "/checkpoints/" + doc.Drafter, mode: Draft}
-			}
-			g := w.open(t, b)
-			for i, prompt := range doc.Prompts {
-				var want []int32
-				if doc.Single != nil {
-					want = doc.Single[i]
-				} else if err := json.Unmarshal(doc.Results[i], &want); err != nil {
-					t.Fatal(err)
-				}
-				j := w.job(prompt, doc.Max[i], doc.Cap)
-				j.End = map[int32]bool{258: true}
-				if out := g.generate(t, j); !slices.Equal(out.Tokens, want) {
-					t.Errorf("%s, row %d: %v, wants %v", filepath.Base(file), i, out.Tokens, want)
-				}
-			}
 		}
 	}
 }
