@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sparkbar/engine"
 	"sparkbar/engine/models"
@@ -164,6 +165,7 @@ func TestOpenAPIAnswers(t *testing.T) {
 	e.Local = []models.Model{{ID: "org/m", Complete: true, Bytes: 1 << 30, Context: 4096}, {ID: "org/half", Reason: "half"}}
 	e.Findings = []engine.Finding{{Code: "x", Level: "problem", Message: "m", Fix: "f"}}
 	e.Running = []engine.RequestInfo{{ID: "a", State: "running"}}
+	e.Fetching = []engine.Download{{ID: "b", Repo: "org/x", State: "downloading", BytesTotal: 5, ETA: time.Second}}
 	e.Answer(func(r engine.Request) enginetest.Script {
 		script := enginetest.Say("Hello", " you")
 		script.Steps = append([]enginetest.Step{delta(engine.Delta{Reasoning: "hm"})}, script.Steps...)
@@ -194,6 +196,8 @@ func TestOpenAPIAnswers(t *testing.T) {
 		{"GET", "/v1/models", ""}, {"GET", "/v1/models/tiny-chat", ""}, {"GET", "/v1/models/nobody", ""},
 		{"GET", "/health", ""}, {"GET", "/metrics", ""}, {"GET", "/rounds", ""}, {"GET", "/machine", ""}, {"GET", "/calibration", ""}, {"GET", "/doctor", ""},
 		{"GET", "/admin/status", ""}, {"GET", "/admin/models", ""}, {"GET", "/admin/requests", ""}, {"GET", "/admin/integrations", ""}, {"GET", "/admin/settings", ""},
+		{"GET", "/admin/downloads", ""}, {"POST", "/admin/downloads", `{"model":"org/y"}`}, {"POST", "/admin/downloads", `{}`}, {"POST", "/admin/downloads/b/pause", ""},
+		{"POST", "/admin/downloads/b/resume", ""}, {"POST", "/admin/downloads/b/cancel", `{"cleanup":true}`}, {"POST", "/admin/downloads/b/cancel", ""},
 		{"POST", "/admin/load/cancel", "{}"}, {"POST", "/admin/load", `{"model":5}`}, {"POST", "/admin/requests/a/cancel", ""}, {"PATCH", "/admin/settings", `{"a":1}`},
 		{"GET", "/openapi.json", ""},
 		{"POST", "/admin/unload", ""}, {"GET", "/health", ""}, {"GET", "/machine", ""}, {"POST", "/admin/load", `{"model":"m"}`},
@@ -204,7 +208,8 @@ func TestOpenAPIAnswers(t *testing.T) {
 			t.Fatalf("%s %s: %v %s", c.method, c.path, err, w.Body)
 		}
 		path := c.path
-		for _, p := range []struct{ prefix, pattern string }{{"/v1/models/", "/v1/models/{id}"}, {"/admin/requests/", "/admin/requests/{id}/cancel"}} {
+		for _, p := range []struct{ prefix, pattern string }{{"/v1/models/", "/v1/models/{id}"}, {"/admin/requests/", "/admin/requests/{id}/cancel"},
+			{"/admin/downloads/b/pause", "/admin/downloads/{id}/pause"}, {"/admin/downloads/b/resume", "/admin/downloads/{id}/resume"}, {"/admin/downloads/b/cancel", "/admin/downloads/{id}/cancel"}} {
 			if strings.HasPrefix(path, p.prefix) {
 				path = p.pattern
 			}
@@ -247,7 +252,7 @@ func TestOpenAPIRequests(t *testing.T) {
 	base := map[string]map[string]any{
 		"/v1/chat/completions": {"messages": []any{map[string]any{"role": "user", "content": "x"}}}, "/v1/completions": {"prompt": "x"},
 		"/v1/messages": {"max_tokens": 5, "messages": []any{map[string]any{"role": "user", "content": "x"}}}, "/v1/messages/count_tokens": {"messages": []any{map[string]any{"role": "user", "content": "x"}}},
-		"/v1/responses": {"input": "x"}, "/admin/load": {"model": "m"}, "/admin/load/cancel": {}, "/admin/race": {"prompt": "x"},
+		"/v1/responses": {"input": "x"}, "/admin/load": {"model": "m"}, "/admin/load/cancel": {}, "/admin/downloads": {"model": "m"}, "/admin/downloads/{id}/cancel": {}, "/admin/race": {"prompt": "x"},
 	}
 	ignored := map[string]string{"/v1/responses metadata": "echoed as it is"}
 	s := New(enginetest.New(enginetest.Say("x")), Options{})
