@@ -254,19 +254,23 @@ INL void tile8_of(int raw, int code, int halves, int bias, int m, const sb_weigh
 		v_st(z + i * ldz, acc[i]);
 }
 
-// Rows of the packed tile to take when n rows are left. For three, and from six on,
-// the last one is taken again, which is cheaper than another pass.
-INL int int8_rows(int64_t n) { return n >= NARROW - 2 && NARROW > 4 ? NARROW : n >= 3 ? 4 : (int)n; }
+// Codes of which most models are made have a packed tile for two rows.
+INL int has_two(int code) { return code == 4 || code == 6 || code == 8; }
 
-#define PACKED_M(code, halves, bias, m) \
-	case m: tile8_of(0, code, halves, bias, m, w, block, NULL, x, z, ldz); return;
-#define PACKED(code, halves, bias)                                                      \
-	case (code)*4 + (halves)*2 + (bias):                                            \
-		switch (m) {                                                            \
-			PACKED_M(code, halves, bias, 1) PACKED_M(code, halves, bias, 2) \
-			PACKED_M(code, halves, bias, 4)                                 \
-		}                                                                       \
-		tile8_of(0, code, halves, bias, NARROW, w, block, NULL, x, z, ldz);     \
+// Rows of the packed tile to take when n rows are left. Where there is none for so
+// many, the last row is taken again, which is cheaper than another pass.
+INL int int8_rows(int code, int64_t n) { return n >= NARROW - 2 && NARROW > 4 ? NARROW : n > 2 || (n == 2 && !has_two(code)) ? 4 : (int)n; }
+
+#define PACKED(code, halves, bias)                                                                                   \
+	case (code)*4 + (halves)*2 + (bias):                                                                         \
+		if (m == 1)                                                                                          \
+			tile8_of(0, code, halves, bias, 1, w, block, NULL, x, z, ldz);                               \
+		else if (has_two(code) && m == 2)                                                                    \
+			tile8_of(0, code, halves, bias, has_two(code) ? 2 : 1, w, block, NULL, x, z, ldz);           \
+		else if (m == 4)                                                                                     \
+			tile8_of(0, code, halves, bias, 4, w, block, NULL, x, z, ldz);                               \
+		else if (NARROW > 4)                                                                                 \
+			tile8_of(0, code, halves, bias, NARROW, w, block, NULL, x, z, ldz);                          \
 		return;
 
 static void packed_tile(int m, const sb_weight *w, const uint8_t *block, const int8_t *const *x, float *z, int64_t ldz) {

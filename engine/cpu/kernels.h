@@ -1,5 +1,8 @@
 // Everything that a level is made of. level_*.c include this once each, with
 // their instruction set switched on.
+#if defined(SB_BASE)
+#pragma GCC diagnostic ignored "-Wunused-function"
+#endif
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF // a product and a sum fuse only where v_fma says so
 #endif
@@ -14,6 +17,20 @@
 
 #include "linear.h"
 
+#if defined(SB_BASE)
+// A level that differs from another one in its products of int8 only.
+const sb_level LEVEL = {
+	.name = LEVEL_NAME,
+	.base = &SB_BASE,
+#if defined(SB_AMX)
+	.run = {[SB_PACK] = run_pack, [SB_LINEAR] = run_amx},
+#else
+	.run = {[SB_PACK] = run_pack, [SB_LINEAR] = run_linear},
+#endif
+	.pack = pack_size,
+	.lanes = W,
+};
+#else
 #include "rows.h"
 
 #include "attention.h"
@@ -61,3 +78,4 @@ const sb_level LEVEL = {
 #endif
 	.lanes = W,
 };
+#endif

@@ -9,6 +9,7 @@
 
 #define SB_AVX512
 #define SB_AMX
+#define SB_BASE sb_level_avx512
 #define LEVEL sb_level_amx
 #define LEVEL_NAME "amx"
 

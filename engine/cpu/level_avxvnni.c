@@ -9,6 +9,7 @@
 
 #define SB_AVX2
 #define SB_VNNI
+#define SB_BASE sb_level_avx2
 #define LEVEL sb_level_avxvnni
 #define LEVEL_NAME "avxvnni"
 

@@ -9,6 +9,7 @@
 
 #define SB_NEON
 #define SB_DOTPROD
+#define SB_BASE sb_level_neon
 #define LEVEL sb_level_dotprod
 #define LEVEL_NAME "dotprod"
 

@@ -10,6 +10,7 @@
 #define SB_NEON
 #define SB_DOTPROD
 #define SB_I8MM
+#define SB_BASE sb_level_neon
 #define LEVEL sb_level_i8mm
 #define LEVEL_NAME "i8mm"
 

@@ -7,11 +7,6 @@
 // int8: see int8.h.
 
 enum { OUT_BLOCK = 16, ROW_TILE = 8 };
-#if defined(SB_AMX)
-enum { SB_HAS_AMX = 1 };
-#else
-enum { SB_HAS_AMX = 0 };
-#endif
 
 // Floats of scratch: 2 * OUT_BLOCK * padded(cols) for decoded rows of W and Up,
 // padded(rank) for one row of an adapter.
@@ -174,15 +169,9 @@ static void run_linear8(const sb_linear *a, int64_t chunk, uint8_t *scratch) {
 	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows), size = wide_bytes(w->cols);
 	wide_block wide = {scratch, (vf_any *)(scratch + w->cols * W)}, wide_up = {scratch + size, (vf_any *)(scratch + size + w->cols * W)};
 	float *abuf = (float *)(scratch + 2 * size);
-	float z[16 * W] __attribute__((aligned(64))), u[16 * W] __attribute__((aligned(64)));
+	float z[8 * W] __attribute__((aligned(64))), u[8 * W] __attribute__((aligned(64)));
 	const int8_t *q = (const int8_t *)a->q;
-#if defined(SB_AMX)
-	const int amx = l.rows >= 12 && !l.pairs, unpacked = amx;
-	if (amx)
-		amx_begin();
-#else
 	const int unpacked = l.rows >= 2 * WIDE;
-#endif
 	for (int64_t o = o0; o < o1; o += W) {
 		const int64_t n = min64(W, o1 - o);
 		int64_t i = 0;
@@ -191,18 +180,10 @@ static void run_linear8(const sb_linear *a, int64_t chunk, uint8_t *scratch) {
 			if (up)
 				wide_init(up, l.matrix, o, wide_up);
 		}
-#if defined(SB_AMX)
-		for (; amx && i + 4 < l.rows; i += AMX_ROWS) { // rows of x are padded to sixteen
-			amx_tile(w, wide, q + i * a->q_row, a->q_row, z);
-			if (up)
-				amx_tile(up, wide_up, q + i * a->q_row, a->q_row, u);
-			finish8(a, &l, i, min64(AMX_ROWS, l.rows - i), o, n, z, u, abuf);
-		}
-#endif
 		for (int64_t m; i < l.rows; i += m) {
 			const int8_t *x[8];
-			const int full = unpacked && !SB_HAS_AMX && l.rows - i >= WIDE;
-			const int64_t tall = full ? WIDE : int8_rows(l.rows - i);
+			const int full = unpacked && l.rows - i >= WIDE;
+			const int64_t tall = full ? WIDE : int8_rows(w->code, l.rows - i);
 			m = min64(tall, l.rows - i);
 			for (int64_t j = 0; j < tall; j++) { // HeadLinear never comes here
 				const int64_t r = i + min64(j, m - 1);
@@ -220,11 +201,39 @@ static void run_linear8(const sb_linear *a, int64_t chunk, uint8_t *scratch) {
 			finish8(a, &l, i, m, o, n, z, u, abuf);
 		}
 	}
-#if defined(SB_AMX)
-	if (amx)
-		_tile_release();
-#endif
 }
+
+#if defined(SB_AMX)
+// From twelve rows on; the level below does the rest.
+static void run_amx(const void *args, int64_t chunk, uint8_t *scratch) {
+	const sb_linear *a = args;
+	const sb_weight *w = (const sb_weight *)a->w, *up = (const sb_weight *)a->up;
+	linear_part l;
+	if (!a->q || a->list || a->x.rows < 12) {
+		SB_BASE.run[SB_LINEAR](args, chunk, scratch);
+		return;
+	}
+	part_of_linear(a, chunk, &l);
+	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows), size = wide_bytes(w->cols);
+	wide_block wide = {scratch, (vf_any *)(scratch + w->cols * W)}, wide_up = {scratch + size, (vf_any *)(scratch + size + w->cols * W)};
+	float *abuf = (float *)(scratch + 2 * size);
+	float z[AMX_ROWS * W] __attribute__((aligned(64))), u[AMX_ROWS * W] __attribute__((aligned(64)));
+	const int8_t *q = (const int8_t *)a->q;
+	amx_begin();
+	for (int64_t o = o0; o < o1; o += W) {
+		wide_init(w, 0, o, wide);
+		if (up)
+			wide_init(up, 0, o, wide_up);
+		for (int64_t i = 0; i < l.rows; i += AMX_ROWS) { // rows of x are padded to sixteen
+			amx_tile(w, wide, q + i * a->q_row, a->q_row, z);
+			if (up)
+				amx_tile(up, wide_up, q + i * a->q_row, a->q_row, u);
+			finish8(a, &l, i, min64(AMX_ROWS, l.rows - i), o, min64(W, o1 - o), z, u, abuf);
+		}
+	}
+	_tile_release();
+}
+#endif
 #endif
 
 static void run_linear(const void *args, int64_t chunk, uint8_t *scratch) {

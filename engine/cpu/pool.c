@@ -35,7 +35,7 @@ typedef struct {
 } worker;
 
 struct sb_pool {
-	const sb_level *level;
+	sb_level level;
 	int threads;
 	int64_t scratch;
 	worker w[MAX_THREADS];
@@ -68,12 +68,12 @@ static void wake_all(sb_pool *p) {
 static int is_stopped(const sb_pool *p) { return p->stop && __atomic_load_n(p->stop, __ATOMIC_RELAXED) != 0; }
 
 static void run_chunk(const sb_pool *p, const sb_op *op, int64_t chunk, uint8_t *scratch) {
-	p->level->run[op->kind]((const void *)op->args, chunk, scratch);
+	p->level.run[op->kind]((const void *)op->args, chunk, scratch);
 }
 
 static void finish(const sb_pool *p, const sb_op *op) {
-	if (p->level->finish[op->kind])
-		p->level->finish[op->kind]((const void *)op->args);
+	if (p->level.finish[op->kind])
+		p->level.finish[op->kind]((const void *)op->args);
 }
 
 // Opens the next op, and those that may run with it; or ends the run. Small ops on
@@ -174,7 +174,12 @@ sb_pool *sb_pool_new(const sb_level *level, int threads) {
 	if (posix_memalign((void **)&p, 64, sizeof *p) != 0)
 		return NULL;
 	memset(p, 0, sizeof *p);
-	p->level = level;
+	p->level = *level;
+	for (int i = 0; level->base && i < SB_KINDS; i++)
+		if (!level->run[i]) {
+			p->level.run[i] = level->base->run[i];
+			p->level.finish[i] = level->base->finish[i];
+		}
 	p->threads = threads;
 	p->idle = 1;
 	pthread_mutex_init(&p->lock, NULL);

@@ -283,8 +283,9 @@ typedef struct {
 // One level: the same ops compiled for one instruction set.
 typedef void (*sb_chunk_fn)(const void *args, int64_t chunk, uint8_t *scratch);
 typedef void (*sb_finish_fn)(const void *args);
-typedef struct {
+typedef struct sb_level {
 	const char *name;
+	const struct sb_level *base; // whose functions are run where this one has none
 	sb_chunk_fn run[SB_KINDS];
 	sb_finish_fn finish[SB_KINDS]; // once, after the last chunk
 	// Plans the packed form of a weight (see packed.h) and returns its bytes, 0 if

@@ -26,8 +26,9 @@ import (
 	"sparkbar/engine/testneed"
 )
 
-// peerVariable names a Python interpreter that has llama-cpp-python: the peer of
-// BenchmarkSmolLM2.
+// peerVariable names a Python interpreter that has llama-cpp-python, the peer of
+// TestBenchSmolLM2 (CMAKE_ARGS="-DGGML_NATIVE=ON" pip install llama-cpp-python);
+// with _AVX2 after it, one that was built for AVX2.
 const peerVariable = "SPARKBAR_LLAMA_PYTHON"
 
 // real is a real model on a backend, with one sequence.
@@ -151,8 +152,7 @@ type peer struct {
 	out *bufio.Scanner
 }
 
-func startPeer(t testing.TB, model string) *peer {
-	python := os.Getenv(peerVariable)
+func startPeer(t testing.TB, python, model string) *peer {
 	if python == "" {
 		return nil
 	}
@@ -193,62 +193,100 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// BenchmarkSmolLM2 is the real model from its GGUF file: a prompt of 512 tokens,
-// 128 new ones, verify steps of 2, 4 and 8 rows; and llama.cpp on the same file
-// in turns, where peerVariable says that it is there. Medians are reported.
-func BenchmarkSmolLM2(b *testing.B) {
-	if len(cpu.Levels()) == 0 {
-		b.Skip("this build has no kernels to measure")
+// figure is a measured number; Want is what it should reach ("" = nothing).
+type figure struct {
+	Name  string  `json:"name"`
+	Value float64 `json:"value"`
+	Unit  string  `json:"unit"`
+	Want  string  `json:"want,omitempty"`
+	Note  string  `json:"note,omitempty"`
+}
+
+// TestBenchSmolLM2 measures the real model from its GGUF file: a prompt of 512
+// tokens, 128 new ones, verify steps of 2, 4 and 8 rows; and llama.cpp on the same
+// file in turns, where peerVariable says that it is there. `make bench` runs it
+// and makes a page of what it writes. It never fails because of a time.
+func TestBenchSmolLM2(t *testing.T) {
+	folder := os.Getenv("SPARKBAR_BENCH")
+	if folder == "" {
+		t.Skip("measures: SPARKBAR_BENCH names the folder for results (make bench)")
 	}
+	levels := cpu.Levels()
+	if len(levels) == 0 {
+		t.Skip("this build has no kernels to measure")
+	}
+	best := levels[0]
+	levels = slices.DeleteFunc(levels, func(l string) bool { return l != best && l != "avx2" })
+	about := "SmolLM2-135M in Q4_1, the same file and threads. Medians of runs in turns with llama.cpp through its C API, without sampling on either side. " +
+		"Verify: the time of a step of so many rows over that of one. The second ratio is that of the processor time, which a busy machine disturbs less."
+	var figures []figure
+	for _, level := range levels {
+		for _, threads := range slices.Compact([]int{1, runtime.GOMAXPROCS(0)}) {
+			t.Run(fmt.Sprintf("%s/threads=%d", level, threads), func(t *testing.T) {
+				figures = append(figures, contest(t, level, threads)...)
+			})
+		}
+	}
+	text, err := json.MarshalIndent(map[string]any{"title": "CPU kernels", "about": about, "figures": figures}, "", " ")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(folder, "cpu.json"), text, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func contest(t *testing.T, level string, threads int) []figure {
 	const prompt, n, rounds = 512, 128, 5
-	path := filepath.Join(testneed.SmolLM2(b), "model.gguf")
-	for _, threads := range slices.Compact([]int{1, runtime.GOMAXPROCS(0)}) {
-		b.Run(fmt.Sprintf("threads=%d", threads), func(b *testing.B) {
-			r, other := openReal(b, "model.gguf", cpu.Options{Threads: threads}), startPeer(b, path)
-			ids := make([]int32, prompt)
-			for i := range ids {
-				ids[i] = 100 + rand.Int32N(int32(r.m.Vocab)-100)
-			}
-			r.rate(b, ids, 8)
-			ours, theirs := make([][]float64, 4), make([][]float64, 4)
-			note := func(to [][]float64, r rates) {
-				for i, v := range r.all() {
-					to[i] = append(to[i], v)
-				}
-			}
-			widths := map[int][]float64{1: nil, 2: nil, 4: nil, 8: nil}
-			for b.Loop() {
-				for range rounds {
-					note(ours, r.rate(b, ids, n))
-					for range 8 {
-						for w := range widths {
-							start := cpuSeconds()
-							r.step(b, ids[:w], 0, false, true)
-							widths[w] = append(widths[w], cpuSeconds()-start)
-						}
-					}
-					if other != nil {
-						note(theirs, other.rate(b, threads, prompt, n))
-					}
-				}
-			}
-			b.ReportMetric(0, "ns/op")
-			for i, what := range []string{"prefill-tok/s", "decode-tok/s", "prefill-tok/cpu-s", "decode-tok/cpu-s"} {
-				b.ReportMetric(median(ours[i]), what)
-				if other != nil {
-					b.ReportMetric(median(theirs[i]), "peer-"+what)
-					b.ReportMetric(median(ours[i])/median(theirs[i]), what+"-ratio")
-				}
-			}
-			for w, v := range widths {
-				if w > 1 {
-					b.ReportMetric(median(v)/median(widths[1]), fmt.Sprintf("verify%d/1", w))
-				}
-			}
-			rate := median(ours[1]) * float64(r.m.ActiveBytes)
-			b.ReportMetric(rate/1e9, "decode-GB/s")
-			b.ReportMetric(cpu.ReadBandwidth()/1e9, "read-GB/s")
-			b.ReportMetric(rate/cpu.ReadBandwidth(), "of-read-bandwidth")
-		})
+	python := os.Getenv(peerVariable)
+	if own := os.Getenv(peerVariable + "_AVX2"); level == "avx2" && own != "" {
+		python = own
 	}
+	r, other := openReal(t, "model.gguf", cpu.Options{Threads: threads, Level: level}), startPeer(t, python, filepath.Join(testneed.SmolLM2(t), "model.gguf"))
+	ids := make([]int32, prompt)
+	for i := range ids {
+		ids[i] = 100 + rand.Int32N(int32(r.m.Vocab)-100)
+	}
+	r.rate(t, ids, 8)
+	ours, theirs := make([][]float64, 4), make([][]float64, 4)
+	note := func(to [][]float64, r rates) {
+		for i, v := range r.all() {
+			to[i] = append(to[i], v)
+		}
+	}
+	steps := []int{1, 2, 4, 8}
+	widths := map[int][]float64{}
+	for range rounds {
+		note(ours, r.rate(t, ids, n))
+		for range 8 {
+			for _, w := range steps {
+				start := time.Now()
+				r.step(t, ids[:w], 0, false, true)
+				widths[w] = append(widths[w], time.Since(start).Seconds())
+			}
+		}
+		if other != nil {
+			note(theirs, other.rate(t, threads, prompt, n))
+		}
+	}
+	name := func(what string) string { return fmt.Sprintf("%s, %d threads: %s", level, threads, what) }
+	var figures []figure
+	for i, what := range []string{"prefill of 512", "decode"} {
+		figures = append(figures, figure{Name: name(what), Value: median(ours[i]), Unit: "tok/s"})
+		if other == nil {
+			continue
+		}
+		figures = append(figures, figure{Name: name("llama.cpp, " + what), Value: median(theirs[i]), Unit: "tok/s"},
+			figure{Name: name(what + " over llama.cpp"), Value: median(ours[i]) / median(theirs[i]), Unit: "times", Want: []string{">= 3", ">= 2"}[i],
+				Note: fmt.Sprintf("%.2f per processor second", median(ours[i+2])/median(theirs[i+2]))})
+	}
+	for i, w := range steps[1:] {
+		figures = append(figures, figure{Name: name(fmt.Sprintf("verify %d rows", w)), Value: median(widths[w]) / median(widths[1]), Unit: "of one row", Want: []string{"<= 1.15", "<= 1.55", "<= 2.8"}[i]})
+	}
+	rate := median(ours[1]) * float64(r.m.ActiveBytes)
+	figures = append(figures, figure{Name: name("decode reads"), Value: rate / 1e9, Unit: "GB/s", Note: fmt.Sprintf("%.0f %% of the %.1f GB/s that all cores can read", 100*rate/cpu.ReadBandwidth(), cpu.ReadBandwidth()/1e9)})
+	for _, f := range figures {
+		t.Logf("%s: %.3g %s (wants %s) %s", f.Name, f.Value, f.Unit, f.Want, f.Note)
+	}
+	return figures
 }
