@@ -63,8 +63,9 @@ bench: setup
 	$(GO) run ./engine/internal/bench '$(BENCH)' docs/performance.md
 	$(GO) test -run '^$$' -bench . -benchtime 1s ./engine/...
 
-# What `make cross` and the tests of the menu-bar app need beyond `make setup`: a
-# compiler for macOS (clang with Apple's libc headers, one pinned package), and
+# What `make cross`, the tests of the menu-bar app and those of the kernels for Arm
+# need beyond `make setup`: a compiler for macOS (clang with Apple's libc headers, one
+# pinned package), gcc and an emulator for Arm, and
 # Debian's clang and GNUstep for the double of AppKit.
 ZIGLANG := 0.17.1
 setup-cross:
@@ -72,6 +73,8 @@ setup-cross:
 	build/darwin/zig/bin/python -c 'import ziglang' 2>/dev/null || build/darwin/zig/bin/pip -q install ziglang==$(ZIGLANG)
 	command -v clang-19 >/dev/null && command -v xorrisofs >/dev/null && test -f /usr/include/Block.h -a -f /usr/include/GNUstep/Foundation/Foundation.h || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends clang-19 libffi-dev libgnustep-base-dev libblocksruntime-dev xorriso; }
+	command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user; }
 
 # The app for both kinds of Mac, on Linux. Caches: Go's build cache and
 # build/darwin; clean about four minutes of CPU an architecture, later seconds.
