@@ -106,10 +106,6 @@ func Load(c *checkpoint.Checkpoint, b compute.Backend) (*Model, error) {
 		return nil, fmt.Errorf("%s: %w", c.Path(), l.err)
 	}
 	m.Type, m.load = kind, l
-	if err := m.loadTurns(b); err != nil {
-		m.Close()
-		return nil, fmt.Errorf("%s: %w", c.Path(), err)
-	}
 	m.WeightBytes = l.bytes
 	m.ActiveBytes += l.bytes - l.idle
 	if m.Head != m.Embedding {

@@ -14,7 +14,8 @@ import (
 // a Hadamard matrix, which spreads a large channel over all of them: queries are
 // turned too, so the scores stay what they were, and what attention returns is
 // turned back (the matrix is its own inverse). Source: QuaRot (Ashkboos et al.,
-// 2024). Eight bits do without.
+// 2024). Eight bits do without, and so does a model that CenterKeys was not called
+// for: its caches are those of the reference.
 const turnBits = 4
 
 // leastTurn is the smallest matrix worth it.
@@ -30,7 +31,8 @@ func turnSize(dim int) int {
 }
 
 // loadTurns gives the backend the matrices that the model's caches may need.
-func (m *Model) loadTurns(b compute.Backend) error {
+func (m *Model) loadTurns() error {
+	b := m.load.b
 	m.turns = map[int]*compute.Weight{}
 	for _, s := range m.Caches {
 		if s.Kind == compute.CacheState || s.VInK {
@@ -57,12 +59,15 @@ type center struct {
 	bias compute.View
 }
 
-// CenterKeys tells the mean of the keys of caching layers, heads side by side.
-// Where keys are kept in four bits it is subtracted before: scores of a row all
+// CenterKeys tells the mean of the keys of caching layers, heads side by side, and
+// has heads turned; call it once, before there is a past. Where keys are kept in four bits it is subtracted before: scores of a row all
 // change by the same amount then, which the softmax does not see, and what is left
 // needs fewer steps. Source: SageAttention (Zhang et al., 2024). Pasts that were
 // kept before a change of the means cannot be used after it.
 func (m *Model) CenterKeys(means map[int][]float32) error {
+	if err := m.loadTurns(); err != nil {
+		return err
+	}
 	m.centers = map[int]center{}
 	blocks := map[[2]int]*compute.Weight{}
 	for layer, mean := range means {

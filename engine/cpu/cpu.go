@@ -121,6 +121,9 @@ const slabBytes, largePage = 32 << 20, 2 << 20
 func (b *backend) slab(n int) ([]byte, *slab, error) {
 	n = (n + 63) &^ 63
 	if k := len(b.slabs); k == 0 || len(b.slabs[k-1].free) < n {
+		if k > 0 {
+			giveBack(b.slabs[k-1].free) // the rest of its last large page
+		}
 		size := (max(n, slabBytes) + largePage - 1) &^ (largePage - 1)
 		mem, err := mapMemory(size + largePage)
 		if err != nil {
