@@ -114,11 +114,7 @@ func trials(ctx context.Context, v *config, out, stderr io.Writer) (any, error) 
 		Trials  []trial `json:"trials"`
 	}{m.ID, m.Mode, m.Backend, version, v.GetInt("threads"), nil}
 	for i := range n {
-		ids, err := promptOf(ctx, eng, prompt, m.Vocab, i)
-		if err != nil {
-			return nil, err
-		}
-		res, err := eng.Generate(ctx, engine.Request{Prompt: engine.Prompt{Tokens: ids}, MaxTokens: tokens, Sampling: greedy(), IgnoreEnd: true, Logprobs: -1}, nil)
+		res, err := eng.Generate(ctx, engine.Request{Prompt: engine.Prompt{Tokens: promptOf(prompt, m.Vocab, i)}, MaxTokens: tokens, Sampling: greedy(), IgnoreEnd: true, Logprobs: -1}, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -139,8 +135,8 @@ func greedy() (s engine.Sampling) {
 	return s
 }
 
-// promptOf returns a text of n tokens; each trial has another one.
-func promptOf(ctx context.Context, eng *engine.Engine, n, vocab, trial int) ([]int32, error) {
+// promptOf returns n arbitrary tokens; each trial has others.
+func promptOf(n, vocab, trial int) []int32 {
 	ids := make([]int32, n)
 	x := uint64(trial)*0x9e3779b97f4a7c15 + 1
 	for i := range ids {
@@ -149,7 +145,7 @@ func promptOf(ctx context.Context, eng *engine.Engine, n, vocab, trial int) ([]i
 		x ^= x << 17
 		ids[i] = int32(x % uint64(min(vocab, 32_000)))
 	}
-	return ids, ctx.Err()
+	return ids
 }
 
 // benchPrompts are what compare asks.

@@ -125,10 +125,7 @@ func planOf(ctx context.Context, v *config) (*plan, error) {
 	p := &plan{Model: m.ID, Drafter: m.Drafter, Chip: chip, WeightBytes: m.Weights.ActiveBytes, DrafterBytes: m.DrafterBytes,
 		Roofline: telemetry.Roofline(*chip.BandwidthGBs, m.Weights.ActiveBytes, m.KVBytesPerToken, length)}
 	r.Lists = nil
-	prompt, err := promptOf(ctx, eng, min(planPrompt, m.ContextWindow/2), m.Vocab, 0)
-	if err != nil {
-		return nil, err
-	}
+	prompt := promptOf(min(planPrompt, m.ContextWindow/2), m.Vocab, 0)
 	_, err = eng.Generate(ctx, engine.Request{Prompt: engine.Prompt{Tokens: prompt}, MaxTokens: 3, Sampling: greedy(), IgnoreEnd: true, Logprobs: -1, Arm: &engine.Arm{Mode: "baseline"}}, nil)
 	if err != nil {
 		return nil, err
