@@ -74,14 +74,14 @@ func newDesktop(v *config, dir string, out io.Writer, secret func() (string, err
 	if err != nil {
 		return nil, err
 	}
-	profile, ok := profiles[v.GetString("compat")]
-	if !ok {
-		return nil, &usageError{fmt.Errorf("--compat must be sparkbar or mlx-lm, got '%s'", v.GetString("compat"))}
+	profile, err := profileOf(v)
+	if err != nil {
+		return nil, err
 	}
 	if d.eng, err = newEngine(v, load); err != nil {
 		return nil, err
 	}
-	options := httpapi.Options{AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile(), Settings: v, Web: resources.Web(), Owner: owner{d.eng, d.tail}}
+	options := httpapi.Options{AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile, Settings: v, Web: resources.Web(), Owner: owner{d.eng, d.tail}}
 	d.listeners = &listeners{port: v.GetInt("port"), chosen: v.IsSet("port"), keys: keyList, token: newKey(), secret: secret, hosts: func() ([]string, error) { return lanHosts(d.v.now()) }, log: log,
 		handler: func(keys []string) *httpapi.Server {
 			o := options
