@@ -136,11 +136,15 @@ func portError(host string, port int, err error) error {
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("cannot listen on %s: %w", address, err)
 	}
-	by := "another program"
+	return fmt.Errorf("cannot listen on %s: %s uses the port; stop it, or choose another port with --port or the setting server.port: %w", address, portHolder(port), err)
+}
+
+// portHolder names the program that listens on a port.
+func portHolder(port int) string {
 	if name, pid := machine.PortOwner(port); name != "" {
-		by = fmt.Sprintf("%s (process %d)", name, pid)
+		return fmt.Sprintf("%s (process %d)", name, pid)
 	}
-	return fmt.Errorf("cannot listen on %s: %s uses the port; stop it, or choose another port with --port or the setting server.port: %w", address, by, err)
+	return "another program"
 }
 
 func (d *door) accept(l net.Listener) {

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"sparkbar/engine"
-	"sparkbar/engine/machine"
 	"sparkbar/engine/models"
 	"sparkbar/httpapi/client"
 )
@@ -227,10 +226,6 @@ func portFindings(ctx context.Context, v *config) []engine.Finding {
 			return nil // it is a server like this one
 		}
 	}
-	by := "another program"
-	if name, pid := machine.PortOwner(port); name != "" {
-		by = fmt.Sprintf("%s (process %d)", name, pid)
-	}
-	return []engine.Finding{{Code: "port_taken", Level: engine.LevelProblem, Message: fmt.Sprintf("%s listens on port %d, where the server is to listen", by, port),
+	return []engine.Finding{{Code: "port_taken", Level: engine.LevelProblem, Message: fmt.Sprintf("%s listens on port %d, where the server is to listen", portHolder(port), port),
 		Fix: fmt.Sprintf("stop that program, or choose another port: sparkbar config set server.port %d", port+1)}}
 }
