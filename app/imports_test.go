@@ -16,7 +16,7 @@ var allowed = map[string][]string{
 	"app":                         {"app/cocoa", "app/menubar", "metalkern", "httpapi", "httpapi/client", "engine", "engine/cache", "engine/calibrate", "engine/checkpoint", "engine/compute", "engine/cpu", "engine/machine", "engine/models", "engine/telemetry", "resources"},
 	"app/menubar":                 {"httpapi/client"},
 	"app/cocoa":                   {"app/menubar"},
-	"httpapi":                     {"engine", "engine/calibrate", "engine/telemetry", "engine/sample", "engine/models"},
+	"httpapi":                     {"engine", "engine/calibrate", "engine/telemetry", "engine/models"},
 	"httpapi/client":              {"httpapi", "engine/telemetry"},
 	"resources":                   {},
 	"metalkern":                   {"engine/compute", "engine/layout"},

@@ -39,17 +39,6 @@ func RandomSeed() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// ChoiceSeed returns the seed of choice i (from 0) of a request with several
-// choices. Choice 0 keeps the request's seed, so n = 1 and the first of n
-// agree; the others get a hash of seed and index.
-func ChoiceSeed(seed uint64, i int) uint64 {
-	if i == 0 {
-		return seed
-	}
-	a, b := threefry([2]uint32{uint32(seed >> 32), uint32(seed)}, uint32(i), 0)
-	return uint64(a)<<32 | uint64(b)
-}
-
 // Uniform draws one number in [0, 1).
 func (r *RNG) Uniform() float32 {
 	a, _ := threefry(r.next(), 0, 0)
