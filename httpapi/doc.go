@@ -1,12 +1,13 @@
 // Package httpapi is the HTTP face of the engine: OpenAI Chat Completions,
 // Completions and Responses, Anthropic Messages, the control plane under
-// /admin and the telemetry routes.
+// /admin, the telemetry routes and the files of the dashboard.
 //
 // What lives here: decoding and validation of requests, the wire types beside
 // the handler that speaks them (chat.go, completions.go, messages.go,
-// responses.go, models.go, control.go, telemetry.go), one error envelope per
-// dialect (errors.go), event streams (sse.go), and the guards that every
-// request passes (middleware.go: Host, Origin, keys, body size).
+// responses.go, models.go, control.go, downloads.go, telemetry.go, owner.go), the
+// description of them all (openapi.go), one error envelope per dialect
+// (errors.go), event streams (sse.go), and the guards that every request passes
+// (middleware.go: Host, Origin, keys, body size).
 //
 // What must never live here: prompt templates, tokenizing, parsing of model
 // output, scheduling, model files. All of that is behind the [Engine]

@@ -10,16 +10,15 @@
 // them.
 //
 // Where a past cannot be cut (state, windows), snapshots are the way back: Store
-// keeps a ladder of them for each conversation.
+// keeps a ladder of them for each conversation. A Disk keeps pieces of stored
+// prefixes in files, for the next process too (disk.go, tier.go).
 //
 // Cache plans steps: Plan turns (sequence, tokens) parts into the ragged rows,
 // page tables and visible ranges that a forward pass reads.
 //
 // Never here: ops and kernels (engine/compute and its backends), model families,
-// acceptance of tokens (engine/decode). Not safe for concurrent use: the engine
-// goroutine owns it.
-//
-// A Disk keeps pieces of stored prefixes in files, for the next process too.
+// acceptance of tokens (engine/decode). Only Disk is safe for concurrent use: the
+// engine goroutine owns all else.
 //
 // Read first: Cache, then Seq.
 package cache

@@ -1,10 +1,3 @@
-// Package testneed decides what a test does when something it needs is not
-// there: plain `go test` skips with one line that says why; with
-// SPARKBAR_REQUIRE=all the test fails.
-//
-// Never here: anything that is not about tests.
-//
-// Read first: Missing.
 package testneed
 
 import (

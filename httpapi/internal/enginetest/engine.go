@@ -1,6 +1,3 @@
-// Package enginetest is a scripted engine for tests of the HTTP routes: it
-// replays deltas, waits, errors and panics, and remembers what it was asked.
-// It holds no model and must never be used outside tests. Read [Engine] first.
 package enginetest
 
 import (
