@@ -83,7 +83,7 @@ func busy() *enginetest.Engine {
 	e.SetStatus(st)
 	e.Info = engine.MachineInfo{Chip: machine.Chip{Name: "Test chip", Cores: 4, OS: "linux", Arch: "amd64", OSVersion: "1"}, Resident: 1 << 30, Peak: 2 << 30,
 		Bandwidth: machine.Bandwidth{GBs: 100, MeasuredAt: time.Unix(1000, 0), Method: "scan"},
-		Thermal:   machine.Thermal{Heat: machine.Fair, Celsius: 81.25},
+		Thermal:   machine.Thermal{Heat: machine.Fair, Celsius: 81.3},
 		Memory:    machine.Memory{Total: 64 << 30, Available: 32 << 30, SwapTotal: 5, SwapUsed: 2, Pressure: machine.Warn, PressureLevel: 2}}
 	var cal engine.Calibration
 	if err := json.Unmarshal([]byte(`{"Key":"v1|x","verify":{"1":20,"2":21,"4":30},"drafter":{"1":5,"2":5,"4":5},"overhead":1.5}`), &cal); err != nil {
@@ -418,7 +418,7 @@ func (m memorySettings) Change(c map[string]json.RawMessage) error {
 func TestSettingsRoutes(t *testing.T) {
 	e := enginetest.New(enginetest.Say("x"))
 	s := New(e, Options{Settings: memorySettings{"ui.detail": "simple"}})
-	if w := call(s, "GET", "/admin/settings", ""); w.Body.String() != `{"path":"/etc/x.yaml","values":{"ui.detail":"simple"}}` {
+	if w := call(s, "GET", "/admin/settings", ""); w.Body.String() != `{"path":"/etc/x.yaml","values":{"ui.detail":"simple"},"locked":{"server.port":"--port"}}` {
 		t.Errorf("%s", w.Body)
 	}
 	if w := call(s, "PATCH", "/admin/settings", `{"a.b":[1]}`); w.Code != 200 || !strings.Contains(w.Body.String(), `"a.b":[1]`) {

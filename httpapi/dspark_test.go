@@ -25,7 +25,6 @@ var realExceptions = []struct{ exchange, field, decision string }{
 	{"api-key-responses-too-long", "error.message", "W5"},
 	{"api-key-concurrent-*", "*prompt_tokens", "W21"},
 	{"api-key-concurrent-*", "*context_tokens", "W21"},
-	{"auto-cap-chat", "*.cap", "the controller's choice depends on the machine"},
 	{"auto-cap-calibration", "key", "no costs are kept between runs of the test"},
 	{"dspark-calibration", "key", "no costs are kept between runs of the test"},
 	{"baseline-chat-parts", "status", "images are refused by name, never dropped"},
@@ -33,13 +32,16 @@ var realExceptions = []struct{ exchange, field, decision string }{
 	{"baseline-tools-stream-two-calls", "*.content", "W10: the same text as in a whole answer"},
 	{"baseline-tools-broken", "*.content", "W10"},
 	{"baseline-tools-truncated", "*.content", "W10"},
-	{"baseline-completions-list", "*", "W19"},
 	{"baseline-completions-stream", "*.text", "the first space of an answer is not dropped"},
 	{"cache-4-shared-prefix-hit", "*usage", "usage is a chunk of its own"},
 	{"cache-6-error-keeps-nothing", "status", "W7"},
 	{"dspark-chat-length-mid-block", "*", "W4"},
 	{"strip-*", "*", "W2"},
 }
+
+// measuredFields differ under --max-draft auto: how much is drafted depends on what
+// rounds cost on this machine.
+var measuredFields = map[string]bool{"x_mlx_dspark.cap": true, "x_mlx_dspark.accept_len": true, "x_mlx_dspark.target_forwards": true}
 
 // realVolatile are keys whose values differ from run to run, or between machines.
 var realVolatile = map[string]bool{"id": true, "created": true, "created_at": true, "item_id": true, "call_id": true, "signature": true,
@@ -177,6 +179,9 @@ func TestDSparkReplay(t *testing.T) {
 				name := config + "-" + x.Name
 				differ := func(field string, got, want any) {
 					if excused("mlx-dspark/"+name, field, true) {
+						return
+					}
+					if name == "auto-cap-chat" && measuredFields[field] {
 						return
 					}
 					for i, ex := range realExceptions {
