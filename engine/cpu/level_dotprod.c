@@ -16,7 +16,7 @@
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
 #else
-#pragma GCC target("+dotprod")
+#pragma GCC target("arch=armv8.2-a+dotprod")
 #endif
 
 #include "kernels.h"

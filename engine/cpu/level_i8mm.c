@@ -17,7 +17,7 @@
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("dotprod,i8mm"))), apply_to = function)
 #else
-#pragma GCC target("+dotprod+i8mm")
+#pragma GCC target("arch=armv8.2-a+dotprod+i8mm")
 #endif
 
 #include "kernels.h"

@@ -83,7 +83,7 @@ static int64_t n;
 static void op(int kind, int64_t chunks, const void *args, size_t size) {
 	void *p = block(size);
 	memcpy(p, args, size);
-	list[n++] = (sb_op){kind, (int32_t)chunks, (uintptr_t)p};
+	list[n++] = (sb_op){.kind = kind, .chunks = (int32_t)chunks, .args = (uintptr_t)p};
 }
 #define OP(kind, chunks, ...)                                  \
 	do {                                                   \
