@@ -68,7 +68,7 @@ func write(folder, page string) error {
 	}
 	chip := machine.ReadChip()
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Performance\n\nWritten by `make bench`; do not edit. %s, %s, %d cores, %s/%s, %s.\n", time.Now().Format("2006-01-02"), or(chip.Name, "unknown processor"), chip.Cores, runtime.GOOS, runtime.GOARCH, runtime.Version())
+	fmt.Fprintf(&b, "# Performance\n\nWritten by `make bench` from its results and from the notes (*.md) that lie beside them in build/bench; do not edit. %s, %s, %d cores, %s/%s, %s.\n", time.Now().Format("2006-01-02"), or(chip.Name, "unknown processor"), chip.Cores, runtime.GOOS, runtime.GOARCH, runtime.Version())
 	b.WriteString("Peers and ways of one comparison run interleaved in the same run; ratios are of medians or of sums, as each chapter says. Bars are drawn to the largest value of their unit in a chapter.\n")
 	for _, c := range chapters {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n```\n%s```\n", c.Title, c.About, plot(c.Figures))
