@@ -9,10 +9,10 @@ type Setting = [key: string, about: string, kind: Kind, when: "now" | "next load
 
 const groups: [string, Setting[]][] = [
   ["General", [["ui.appearance", "Appearance", ["system", "light", "dark"], "now"], ["ui.text_zoom", "Text size", ["0.8", "0.9", "1", "1.1", "1.25", "1.4", "1.6"], "now"], ["ui.detail", "Detail", ["simple", "advanced", "developer"], "now"],
-    ["login.enabled", "Start at login", "truth", "now"], ["log.level", "Log level", ["debug", "info", "warn", "error"], "restart"]]],
+    ["login.enabled", "Start at login", "truth", "now"], ["log.level", "Log level", ["debug", "info", "warn", "error"], "now"]]],
   ["Server", [["server.host", "Address to listen on", "text", "now"], ["server.port", "Port, 0 = any free one", "number", "now"], ["server.allowed_hosts", "Names accepted in the Host header", "list", "now"], ["server.allowed_origins", "Web origins whose pages may call the API", "list", "now"],
     ["server.queue_limit", "Requests that may wait", "number", "restart"], ["server.autostart", "Start the server with the app", "truth", "now"]]],
-  ["Models", [["model.autoload", "Loaded at the start", "text", "restart"], ["model.dirs", "Folders with models", "list", "restart"], ["model.pinned", "Never unloaded when idle", "list", "now"], ["model.switch", "Requests may switch the model", "truth", "now"],
+  ["Models", [["model.autoload", "Loaded at the start", "text", "restart"], ["model.dirs", "Folders with models", "list", "now"], ["model.pinned", "Never unloaded when idle", "list", "now"], ["model.switch", "Requests may switch the model", "truth", "now"],
     ["model.idle_unload", "Minutes without a request until it is unloaded, 0 = never", "number", "now"], ["model.context_window", "Context in tokens, 0 = the model's own", "number", "next load"], ["model.kv_bits", "KV cache bits, 0 = full", ["0", "4", "8"], "next load"]]],
   ["Decoding", [["decode.mode", "Mode", ["auto", "dspark", "dflash", "lookup", "draft", "baseline"], "next load"], ["decode.max_draft", "Drafted tokens per round, a number or auto", "text", "next load"], ["decode.lookup_drafts", "Lookup beside a drafter", "truth", "next load"],
     ["decode.confidence_threshold", "Cut drafts below this confidence", "number", "next load"], ["decode.drafter_window", "Context of a draft block, 0 = all", "number", "next load"]]],
