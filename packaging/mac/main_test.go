@@ -71,7 +71,7 @@ func TestNewerThanMinimum(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		args := append([]string{"-m", "ziglang", "cc", "-target", "aarch64-macos." + minimum, "-fsyntax-only", "-I" + filepath.Join(sdk, "usr", "include")}, flags...)
+		args := append([]string{"-m", "ziglang", "cc", "-target", "aarch64-macos." + minimum, "-c", "-o", filepath.Join(t.TempDir(), "x.o"), "-I" + filepath.Join(sdk, "usr", "include")}, flags...)
 		out, err := exec.Command(python, append(args, file)...).CombinedOutput()
 		if (err == nil) != c.ok {
 			t.Errorf("%s: %v\n%s", name, err, out)
