@@ -202,6 +202,10 @@ func TestEveryAction(t *testing.T) {
 				_, _ = http.Post(x.address()+"/admin/load", "application/json", strings.NewReader(`{"model":"me/big"}`))
 			}()
 			x.phase(menubar.Downloading)
+			x.until("something of it is here", func() bool {
+				parts, _ := filepath.Glob(filepath.Join(x.hub, "models--me--big", "blobs", "*"))
+				return len(parts) > 0
+			})
 			x.click("cancel", "")
 			x.dialog("Cancel the download?", "Keep What Is Downloaded")
 			x.phase(menubar.Ready)

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -598,11 +599,14 @@ func TestUpdate(t *testing.T) {
 // and a skipped version is not offered again.
 func TestUpdateIsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asked := 0
+		var asked atomic.Int32
 		old, transport := releases, http.DefaultClient.Transport
 		defer func() { releases, http.DefaultClient.Transport = old, transport }()
 		releases = "https://updates.example/list"
-		http.DefaultClient.Transport = answering(func(*http.Request) string { asked++; return `[{"tag_name":"v9.9.9","html_url":"https://example.org"}]` })
+		http.DefaultClient.Transport = answering(func(*http.Request) string {
+			asked.Add(1)
+			return `[{"tag_name":"v9.9.9","html_url":"https://example.org"}]`
+		})
 		dir := t.TempDir()
 		t.Setenv("SPARKBAR_CONFIG", filepath.Join(dir, "config.yaml"))
 		file, err := openSettings()
@@ -616,16 +620,17 @@ func TestUpdateIsOff(t *testing.T) {
 		done := make(chan struct{})
 		go func() { d.updates(ctx); close(done) }()
 		time.Sleep(72 * time.Hour)
-		if asked != 0 {
-			t.Errorf("asked %d times", asked)
+		if asked.Load() != 0 {
+			t.Errorf("asked %d times", asked.Load())
 		}
 		if err := file.write(map[string]any{"update.check": true}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(72 * time.Hour)
-		if asked < 3 || asked > 4 || d.ctl.State().Update == nil || d.ctl.State().Update.Version != "9.9.9" {
-			t.Errorf("asked %d times in three days, offered %+v", asked, d.ctl.State().Update)
+		if n := asked.Load(); n < 3 || n > 4 || d.ctl.State().Update == nil || d.ctl.State().Update.Version != "9.9.9" {
+			t.Errorf("asked %d times in three days, offered %+v", n, d.ctl.State().Update)
 		}
+		synctest.Wait() // a look may be under way at this very time
 		d.ctl.Apply(menubar.UpdateSeen{})
 		d.note(func(e *journalEntries) { e.Skipped = "9.9.9" })
 		time.Sleep(48 * time.Hour)

@@ -100,10 +100,14 @@ func (j *journal) model(id string) error {
 	if same {
 		return nil
 	}
-	return j.change(func(e *journalEntries) { e.Model = id })
+	return j.change(func(e *journalEntries) {
+		if j.begun { // else it has ended just now
+			e.Model = id
+		}
+	})
 }
 
 // end notes a clean end.
 func (j *journal) end() error {
-	return j.change(func(e *journalEntries) { e.Running, e.Model = false, "" })
+	return j.change(func(e *journalEntries) { e.Running, e.Model, j.begun = false, "", false })
 }

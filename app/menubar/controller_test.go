@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -178,11 +179,11 @@ func (a *fakeAPI) took() []string {
 }
 
 // live runs a Controller in a bubble of simulated time.
-func live(t *testing.T, run func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, server *fakeServer, changes *int)) {
+func live(t *testing.T, run func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, server *fakeServer, changes *atomic.Int32)) {
 	synctest.Test(t, func(t *testing.T) {
 		api, host, server := newAPI(), &fakeHost{login: LoginOff, charge: -1}, &fakeServer{s: ServerState{Running: true, Port: 8080}}
-		changes := 0
-		c := New(Options{Client: client.InProcess(api, ""), Host: host, Server: server, Changed: func() { changes++ }})
+		var changes atomic.Int32
+		c := New(Options{Client: client.InProcess(api, ""), Host: host, Server: server, Changed: func() { changes.Add(1) }})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { c.Run(ctx); close(done) }()
@@ -198,13 +199,13 @@ func live(t *testing.T, run func(t *testing.T, c *Controller, api *fakeAPI, host
 // TestQuietWhileClosed: with the menu closed and nothing happening, an hour
 // causes no call and no change.
 func TestQuietWhileClosed(t *testing.T) {
-	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, changes *int) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, changes *atomic.Int32) {
 		api.took()
-		*changes = 0
+		changes.Store(0)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if calls := api.took(); len(calls) > 0 || *changes > 0 {
-			t.Errorf("%d changes, calls %q", *changes, calls)
+		if calls := api.took(); len(calls) > 0 || changes.Load() > 0 {
+			t.Errorf("%d changes, calls %q", changes.Load(), calls)
 		}
 		c.Open()
 		synctest.Wait()
@@ -225,11 +226,11 @@ func TestQuietWhileClosed(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		api.took()
-		*changes = 0
+		changes.Store(0)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if calls := api.took(); len(calls) > 0 || *changes > 0 {
-			t.Errorf("after closing: %d changes, calls %q", *changes, calls)
+		if calls := api.took(); len(calls) > 0 || changes.Load() > 0 {
+			t.Errorf("after closing: %d changes, calls %q", changes.Load(), calls)
 		}
 	})
 }
@@ -237,7 +238,7 @@ func TestQuietWhileClosed(t *testing.T) {
 // TestCapabilities: the routes of a full server fill the menu, and one that
 // lacks them leaves it usable.
 func TestCapabilities(t *testing.T) {
-	live(t, func(t *testing.T, c *Controller, api *fakeAPI, _ *fakeHost, _ *fakeServer, _ *int) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, _ *fakeHost, _ *fakeServer, _ *atomic.Int32) {
 		api.routes["POST /admin/race"] = ""
 		c.Open()
 		synctest.Wait()
@@ -271,7 +272,7 @@ func TestCapabilities(t *testing.T) {
 
 // TestActions: each click causes exactly the calls that its title promises.
 func TestActions(t *testing.T) {
-	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, server *fakeServer, _ *int) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, server *fakeServer, _ *atomic.Int32) {
 		api.routes["POST /admin/race"] = "event: arm_done\ndata: {\"label\":\"dspark\",\"tokens_per_sec\":60}\n\nevent: arm_done\ndata: {\"label\":\"baseline\",\"tokens_per_sec\":20}\n\nevent: verdict\ndata: {\"identical\":true,\"detail\":\"Every arm produced the same tokens.\"}\n\nevent: done\ndata: {}\n\n"
 		c.Open()
 		synctest.Wait()
@@ -355,7 +356,7 @@ func TestCheck(t *testing.T) {
 
 // TestWaitAndThen: the unload comes when the last request is done, not before.
 func TestWaitAndThen(t *testing.T) {
-	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *int) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *atomic.Int32) {
 		api.events <- `request {"id":"r1","state":"running"}`
 		synctest.Wait()
 		c.Click("unload", "")
@@ -383,7 +384,7 @@ func TestWaitAndThen(t *testing.T) {
 // TestFailures: a click that fails is told in the menu, a load that fails by a
 // dialog, and dialogs come one after the other.
 func TestFailures(t *testing.T) {
-	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *int) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *atomic.Int32) {
 		host.refuse = errors.New("the pasteboard is gone")
 		c.Click("address", "")
 		synctest.Wait()
@@ -418,7 +419,7 @@ func TestFailures(t *testing.T) {
 // TestLostAndFound: the menu says when the server is gone and when it is back,
 // and measures the speed of a download from its progress.
 func TestLostAndFound(t *testing.T) {
-	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *int) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *atomic.Int32) {
 		api.mu.Lock()
 		old := api.events
 		api.events = make(chan string, 100)
@@ -467,7 +468,7 @@ func TestAwake(t *testing.T) {
 		{AwakeRequests, -1, "awake true, awake false"}, {AwakeRequests, 60, "awake true, awake false"}, {AwakeRequests, 19, ""},
 		{AwakeNever, -1, ""}, {AwakeAlways, -1, "awake true"}, {AwakeAlways, 19, ""},
 	} {
-		live(t, func(t *testing.T, ctl *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *int) {
+		live(t, func(t *testing.T, ctl *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *atomic.Int32) {
 			api.events <- `request {"id":"r1","state":"done"}` // that of the start
 			time.Sleep(time.Minute)
 			synctest.Wait()
@@ -488,7 +489,7 @@ func TestAwake(t *testing.T) {
 			}
 		})
 	}
-	live(t, func(t *testing.T, ctl *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *int) {
+	live(t, func(t *testing.T, ctl *Controller, api *fakeAPI, host *fakeHost, _ *fakeServer, _ *atomic.Int32) {
 		api.events <- `request {"id":"r1","state":"running"}`
 		for _, charge := range []int{50, 10, -1} { // it runs down, then a cable is put in
 			host.mu.Lock()
@@ -506,10 +507,10 @@ func TestAwake(t *testing.T) {
 // TestPulse: while a model loads the icon moves twice a second, also with the
 // menu closed, and stands still after it.
 func TestPulse(t *testing.T) {
-	live(t, func(t *testing.T, c *Controller, api *fakeAPI, _ *fakeHost, _ *fakeServer, changes *int) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, _ *fakeHost, _ *fakeServer, changes *atomic.Int32) {
 		api.events <- `state {"status":"loading","phase":"loading"}`
 		synctest.Wait()
-		*changes = 0
+		changes.Store(0)
 		seen := map[int]bool{}
 		for range 12 {
 			time.Sleep(pulse)
@@ -517,16 +518,16 @@ func TestPulse(t *testing.T) {
 			title, _ := c.View()
 			seen[title.Frame] = true
 		}
-		if len(seen) != PulseFrames || *changes != 12 {
-			t.Errorf("%d frames, %d changes in 6 s", len(seen), *changes)
+		if len(seen) != PulseFrames || changes.Load() != 12 {
+			t.Errorf("%d frames, %d changes in 6 s", len(seen), changes.Load())
 		}
 		api.events <- "state " + strings.ReplaceAll(okBody, "\n", "")
 		time.Sleep(time.Minute) // the room for the text shrinks once
 		synctest.Wait()
-		*changes = 0
+		changes.Store(0)
 		time.Sleep(time.Hour)
-		if *changes != 0 {
-			t.Errorf("%d changes after the load", *changes)
+		if changes.Load() != 0 {
+			t.Errorf("%d changes after the load", changes.Load())
 		}
 	})
 }
@@ -534,7 +535,7 @@ func TestPulse(t *testing.T) {
 // TestNotices: each notification can be switched off.
 func TestNotices(t *testing.T) {
 	for _, all := range []bool{true, false} {
-		live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, server *fakeServer, _ *int) {
+		live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, server *fakeServer, _ *atomic.Int32) {
 			s := DefaultSettings()
 			s.Notices = Notices{all, all, all, all}
 			c.Apply(SettingsSeen(s))
@@ -602,7 +603,7 @@ func TestInstalled(t *testing.T) {
 // TestPressure: the title and the menu know of short memory and of what the
 // guard did also while the menu is closed.
 func TestPressure(t *testing.T) {
-	live(t, func(t *testing.T, c *Controller, api *fakeAPI, _ *fakeHost, _ *fakeServer, _ *int) {
+	live(t, func(t *testing.T, c *Controller, api *fakeAPI, _ *fakeHost, _ *fakeServer, _ *atomic.Int32) {
 		api.events <- `pressure {"enabled":true,"level":"critical","last_shed":{"action":"emptied the prefix cache","freed_bytes":2147483648}}`
 		synctest.Wait()
 		title, tree := c.View()
