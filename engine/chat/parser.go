@@ -309,6 +309,18 @@ func first(s string, marks []string) (int, string) {
 	return at, found
 }
 
+// begun is the length of the longest end of s that a marker may begin with.
+func begun(s string, marks []string) int {
+	for n := min(len(s), maxHeader); n > 0; n-- {
+		for _, m := range marks {
+			if n < len(m) && strings.HasSuffix(s, m[:n]) {
+				return n
+			}
+		}
+	}
+	return 0
+}
+
 // mark acts on a marker that has just been removed from buf.
 func (p *Parser) mark(m string) {
 	if t := p.tags; t != nil {
@@ -568,10 +580,10 @@ func (p *Parser) broken(raw string, err error) {
 func (p *Parser) stepHeader(final bool) bool {
 	marks := append([]string{channelStart, channelMessage}, p.tags.channels.ends...)
 	i, m := first(p.buf, marks)
-	if i < 0 {
-		if len(p.buf)+len(p.header) <= maxHeader && !final {
-			return false
-		}
+	if i < 0 && !final && len(p.header)+len(p.buf)-begun(p.buf, marks) <= maxHeader {
+		return false
+	}
+	if i < 0 || len(p.header)+i > maxHeader {
 		// No header at all: an answer without channels.
 		p.state = inText
 		p.buf = p.header + p.buf
