@@ -22,6 +22,7 @@ type journal struct {
 	mu    sync.Mutex
 	kept  journalEntries
 	begun bool // what was found has been read
+	ended bool // nothing is written any more
 }
 
 type journalEntries struct {
@@ -59,6 +60,9 @@ func (j *journal) entries() journalEntries {
 func (j *journal) change(f func(*journalEntries)) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.ended {
+		return nil // the life that the entries are of is over
+	}
 	f(&j.kept)
 	b, err := json.MarshalIndent(j.kept, "", " ")
 	if err != nil {
@@ -100,14 +104,10 @@ func (j *journal) model(id string) error {
 	if same {
 		return nil
 	}
-	return j.change(func(e *journalEntries) {
-		if j.begun { // else it has ended just now
-			e.Model = id
-		}
-	})
+	return j.change(func(e *journalEntries) { e.Model = id })
 }
 
 // end notes a clean end.
 func (j *journal) end() error {
-	return j.change(func(e *journalEntries) { e.Running, e.Model, j.begun = false, "", false })
+	return j.change(func(e *journalEntries) { e.Running, e.Model, j.ended = false, "", true })
 }
