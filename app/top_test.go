@@ -129,6 +129,12 @@ func TestTop(t *testing.T) {
 	x.until("!Automatic")
 	x.press("u")
 	x.until("No model loaded", "Load demo Again")
+	for { // the memory is given back before the next load may begin
+		if _, h := s.call("GET", "/health", ""); h["state"] == "idle" {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 	x.press("l")
 	x.until("demo · ready", "!No model loaded")
 	x.press("v")

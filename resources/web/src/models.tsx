@@ -15,8 +15,8 @@ function DownloadRow(p: { d: Download }) {
   return <div class="card download" role="group" aria-label={"Download of " + d.model}>
     <div class="row"><b>{d.repo || d.model}</b><span class="dim">{d.state}</span><span>{bytes(d.bytes_done)}{d.bytes_total ? " of " + bytes(d.bytes_total) : ""}</span>
       {d.bytes_per_second > 0 && <span>{bytes(d.bytes_per_second)}/s</span>}{d.eta_seconds != null && <span>{duration(d.eta_seconds)} left</span>}
-      <span class="grow" />{d.state === "paused" ? <button disabled={busy} onClick={() => to("resume")}>Resume</button> : <button disabled={busy} onClick={() => to("pause")}>Pause</button>}
-      <button class="danger" disabled={busy} onClick={() => to("cancel")}>Cancel</button></div>
+      <span class="grow" />{d.error ? null : d.state === "paused" ? <button disabled={busy} onClick={() => to("resume")}>Resume</button> : <button disabled={busy} onClick={() => to("pause")}>Pause</button>}
+      {!d.error && <button class="danger" disabled={busy} onClick={() => to("cancel")}>Cancel</button>}</div>
     <Bar label={"Progress of " + d.model} value={d.bytes_done} max={d.bytes_total ?? 0} />
     {d.error && <p class="bad-text">{d.error}</p>}
   </div>;

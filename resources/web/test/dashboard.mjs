@@ -35,7 +35,21 @@ async function open(base, options = {}) {
 const to = (page, screen) => page.click(`nav[aria-label=Screens] a[href="#${screen}"]`);
 const button = (page, name, where = page) => where.getByRole("button", { name, exact: true });
 const card = (page, name) => page.locator(`[aria-label="${name}"]`);
-const ready = (page) => page.locator(".overview b", { hasText: "Ready" }).waitFor();
+/** ready waits for the page to say so, and for the server to be done with loading and warming up. */
+const ready = async (page) => {
+  await page.waitForFunction(async () => (await (await fetch("/health")).json()).state === "ready", null, { polling: 100 });
+  await page.locator(".overview b", { hasText: "Ready" }).waitFor();
+};
+/** unload clicks again while the server is still busy with the load before. */
+const unload = async (page, name) => {
+  const none = page.locator(".overview b", { hasText: "No model" }), click = card(page, name).getByRole("button", { name: "Unload", exact: true });
+  for (let i = 0; i < 100 && !(await none.count()); i++) {
+    if (await click.isEnabled({ timeout: 1000 }).catch(() => false)) await click.click({ timeout: 1000 }).catch(() => {});
+    await page.waitForTimeout(300);
+  }
+  await none.waitFor();
+  await page.waitForFunction(async () => (await (await fetch("/health")).json()).state === "idle", null, { polling: 100 });
+};
 const notice = (page, text) => page.locator(".banner", { hasText: text }).first().waitFor();
 
 async function ask(page, text) {
@@ -146,8 +160,7 @@ const parts = {
     await page.waitForFunction(async () => { const h = await (await fetch("/health")).json(); return h.context_window === 4096 && h.kv_bits === 8 && h.mode === "lookup"; }, null, { polling: 200 });
     did("loaded with 4096 tokens of context, lookup, 8-bit KV cache");
     await ready(page);
-    await card(page, setup.smollm2).getByRole("button", { name: "Unload", exact: true }).click();
-    await page.locator(".overview b", { hasText: "No model" }).waitFor();
+    await unload(page, setup.smollm2);
     await card(page, "demo").getByRole("button", { name: "Load", exact: true }).click();
     await ready(page);
     did("unloaded, and the demo loaded again");
@@ -191,8 +204,7 @@ const parts = {
     await ready(page); // the model before goes on
     did("a load that fails is told, and the model before stays");
     await to(page, "models");
-    await card(page, "org/small").getByRole("button", { name: "Unload", exact: true }).click();
-    await page.locator(".overview b", { hasText: "No model" }).waitFor();
+    await unload(page, "org/small");
     await page.getByRole("button", { name: "Remove org/small" }).click();
     await button(page, "Cancel", page.locator("dialog")).click();
     await page.getByRole("button", { name: "Remove org/small" }).click();
@@ -394,8 +406,7 @@ const parts = {
     await ready(page);
     assert.match(await ask(page, "Tell me a story"), /Once/);
     await to(page, "models");
-    await card(page, "demo").getByRole("button", { name: "Unload", exact: true }).click();
-    await page.locator(".overview b", { hasText: "No model" }).waitFor();
+    await unload(page, "demo");
     await card(page, "demo").getByRole("button", { name: "Load", exact: true }).click();
     await ready(page);
     const second = await open(setup.keyed + "/#/lab/live?menubar=hidden&key=" + encodeURIComponent(setup.key));
