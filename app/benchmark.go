@@ -21,52 +21,44 @@ import (
 )
 
 func benchmarkCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "benchmark",
-		Short: "Measure the speed of a model, plain and with speculation",
-		Long: "Measure the speed of a model. Without --prompt-tokens three prompts (chat, code, math) are answered in each of --modes and with each of\n" +
-			"--caps, beside plain decoding, interleaved; medians are reported. With --prompt-tokens a prompt of that length is read and --max-tokens\n" +
-			"tokens are made in --mode, --trials times. --json alone writes one JSON value and nothing else to standard output, --json FILE to a file.",
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			v, err := bind(cmd)
-			if err != nil {
-				return err
+	cmd := command("benchmark", "Measure the speed of a model, plain and with speculation", cobra.MaximumNArgs(1), func(cmd *cobra.Command, v *config, args []string) error {
+		file := v.GetString("json")
+		if len(args) == 1 { // --json FILE: the flag's value may be left out, so FILE stands alone
+			if file != "-" {
+				return &usageError{fmt.Errorf("unknown argument %q; name the model with --model", args[0])}
 			}
-			file := v.GetString("json")
-			if len(args) == 1 { // --json FILE: the flag's value may be left out, so FILE stands alone
-				if file != "-" {
-					return &usageError{fmt.Errorf("unknown argument %q; name the model with --model", args[0])}
-				}
-				file = args[0]
-			}
-			v.Set("no-prefix-cache", true)
-			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-			defer stop()
-			out := cmd.OutOrStdout()
-			if file == "-" {
-				out = io.Discard
-			}
-			var result any
-			if v.IsSet("prompt-tokens") {
-				result, err = trials(ctx, v, out, cmd.ErrOrStderr())
-			} else {
-				result, err = compare(ctx, v, out, cmd.ErrOrStderr())
-			}
-			if err != nil || file == "" {
-				return err
-			}
-			text, err := json.MarshalIndent(result, "", " ")
-			if err != nil {
-				return err
-			}
-			if text = append(text, '\n'); file == "-" {
-				_, err = cmd.OutOrStdout().Write(text)
-				return err
-			}
-			return os.WriteFile(file, text, 0o644)
-		},
-	}
+			file = args[0]
+		}
+		v.Set("no-prefix-cache", true)
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+		defer stop()
+		out := cmd.OutOrStdout()
+		if file == "-" {
+			out = io.Discard
+		}
+		var result any
+		var err error
+		if v.IsSet("prompt-tokens") {
+			result, err = trials(ctx, v, out, cmd.ErrOrStderr())
+		} else {
+			result, err = compare(ctx, v, out, cmd.ErrOrStderr())
+		}
+		if err != nil || file == "" {
+			return err
+		}
+		text, err := json.MarshalIndent(result, "", " ")
+		if err != nil {
+			return err
+		}
+		if text = append(text, '\n'); file == "-" {
+			_, err = cmd.OutOrStdout().Write(text)
+			return err
+		}
+		return os.WriteFile(file, text, 0o644)
+	})
+	cmd.Long = "Measure the speed of a model. Without --prompt-tokens three prompts (chat, code, math) are answered in each of --modes and with each of\n" +
+		"--caps, beside plain decoding, interleaved; medians are reported. With --prompt-tokens a prompt of that length is read and --max-tokens\n" +
+		"tokens are made in --mode, --trials times. --json alone writes one JSON value and nothing else to standard output, --json FILE to a file."
 	modelFlags(cmd)
 	f := cmd.Flags()
 	f.Int("prompt-tokens", 512, "length of the prompt; makes a plain measurement of one mode")

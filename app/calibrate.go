@@ -16,27 +16,18 @@ import (
 )
 
 func calibrateCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "calibrate [model]",
-		Short: "Measure what rounds of a model cost on this machine",
-		Long: "Measure what rounds of a model cost on this machine: forwards of the target by their number of rows, and proposals of its drafter.\n" +
-			"Loads find the result, choose the number of drafts by it and share drafts among streams. It takes about five seconds after the load;\n" +
-			"other programs should rest meanwhile.",
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			v, err := bind(cmd)
-			if err != nil {
-				return err
-			}
-			if len(args) == 1 {
-				v.Set("model", args[0])
-			}
-			v.Set("no-warmup", true)
-			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-			defer stop()
-			return calibrateModel(ctx, v, cmd.OutOrStdout(), cmd.ErrOrStderr())
-		},
-	}
+	cmd := command("calibrate [model]", "Measure what rounds of a model cost on this machine", cobra.MaximumNArgs(1), func(cmd *cobra.Command, v *config, args []string) error {
+		if len(args) == 1 {
+			v.Set("model", args[0])
+		}
+		v.Set("no-warmup", true)
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+		defer stop()
+		return calibrateModel(ctx, v, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	})
+	cmd.Long = "Measure what rounds of a model cost on this machine: forwards of the target by their number of rows, and proposals of its drafter.\n" +
+		"Loads find the result, choose the number of drafts by it and share drafts among streams. It takes about five seconds after the load;\n" +
+		"other programs should rest meanwhile."
 	modelFlags(cmd)
 	cmd.Flags().Bool("json", false, "print the measurements as JSON")
 	return cmd

@@ -19,20 +19,11 @@ import (
 
 // generateCommand answers one prompt, with the flags of `mlx-dspark generate`.
 func generateCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "generate",
-		Short: "Answer one prompt in the terminal, and say how fast",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			v, err := bind(cmd)
-			if err != nil {
-				return err
-			}
-			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			return generate(ctx, v, cmd.OutOrStdout())
-		},
-	}
+	cmd := command("generate", "Answer one prompt in the terminal, and say how fast", cobra.NoArgs, func(cmd *cobra.Command, v *config, _ []string) error {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		return generate(ctx, v, cmd.OutOrStdout())
+	})
 	modelFlags(cmd)
 	compatFlags(cmd)
 	f := cmd.Flags()

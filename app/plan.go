@@ -22,35 +22,26 @@ import (
 )
 
 func planCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "plan [MODEL]",
-		Short: "What a GPU would do for a model: dispatches, bytes, and the speed that memory allows",
-		Long: "What the Metal backend would hand to a GPU for a model, and the tokens per second that the memory of a chip allows at most. Nothing is\n" +
-			"computed: the model is loaded on a device that only counts, so this works on any machine. The gain of speculation assumes that a\n" +
-			"verify step and a draft cost what their bytes cost.",
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			v, err := bind(cmd)
-			if err != nil {
-				return err
-			}
-			if len(args) == 1 {
-				v.Set("model", args[0])
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			p, err := planOf(ctx, v)
-			if err != nil {
-				return err
-			}
-			if v.GetBool("json") {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", " ")
-				return enc.Encode(p)
-			}
-			return p.write(cmd.OutOrStdout())
-		},
-	}
+	cmd := command("plan [MODEL]", "What a GPU would do for a model: dispatches, bytes, and the speed that memory allows", cobra.MaximumNArgs(1), func(cmd *cobra.Command, v *config, args []string) error {
+		if len(args) == 1 {
+			v.Set("model", args[0])
+		}
+		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		p, err := planOf(ctx, v)
+		if err != nil {
+			return err
+		}
+		if v.GetBool("json") {
+			enc := json.NewEncoder(cmd.OutOrStdout())
+			enc.SetIndent("", " ")
+			return enc.Encode(p)
+		}
+		return p.write(cmd.OutOrStdout())
+	})
+	cmd.Long = "What the Metal backend would hand to a GPU for a model, and the tokens per second that the memory of a chip allows at most. Nothing is\n" +
+		"computed: the model is loaded on a device that only counts, so this works on any machine. The gain of speculation assumes that a\n" +
+		"verify step and a draft cost what their bytes cost."
 	modelFlags(cmd)
 	cmd.Flags().String("chip", "M4-Pro", "Apple chip, such as M1, M3-Max or M4-Pro")
 	cmd.Flags().Int("context", 4096, "tokens of context that a decoded token sees")
