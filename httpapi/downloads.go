@@ -1,9 +1,7 @@
 package httpapi
 
 import (
-	"encoding/json"
 	"net/http"
-	"strings"
 
 	"github.com/gin-gonic/gin"
 
@@ -31,16 +29,15 @@ func (s *Server) adminDownload(c *gin.Context) *apiError {
 	if err != nil {
 		return err
 	}
-	v, _ := f.get("model")
-	model := ""
-	if len(v) == 0 || json.Unmarshal(v, &model) != nil || strings.TrimSpace(model) == "" {
+	model, err := f.named("model")
+	if err != nil {
 		return invalid("model", "a download needs a 'model': a repo of the hub, such as mlx-community/Qwen3-4B-8bit")
 	}
 	drafter, err := f.switched("drafter", true)
 	if err != nil {
 		return err
 	}
-	d, derr := s.engine.StartDownload(strings.TrimSpace(model), drafter)
+	d, derr := s.engine.StartDownload(model, drafter)
 	if derr != nil {
 		return fromEngine(derr, "could not download")
 	}

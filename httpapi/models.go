@@ -196,7 +196,7 @@ type installedRow struct {
 	Fit          *fitInfo `json:"fit"`
 }
 
-// fitInfo says whether a model fits at its largest context.
+// fitInfo says whether a model fits at a context.
 type fitInfo struct {
 	Verdict    string `json:"verdict"` // fits, tight, too_big, unknown
 	Need       int64  `json:"need_bytes"`
@@ -205,6 +205,19 @@ type fitInfo struct {
 	MaxContext int    `json:"max_context"` // that fits; 0 = none
 	MaxNeed    int64  `json:"max_context_need_bytes"`
 	Reason     string `json:"reason"`
+}
+
+// fitOf asks whether a model fits at a context, 0 = its own maximum.
+func (s *Server) fitOf(m models.Model, context int) *fitInfo {
+	f := s.engine.Fit(m, context)
+	if context == 0 {
+		context = m.Context
+	}
+	out := &fitInfo{Verdict: string(f.Verdict), Need: f.Needed, Available: f.Limit, Context: context, MaxContext: f.Context, Reason: f.Reason}
+	if f.Context > 0 {
+		out.MaxNeed = s.engine.Fit(m, f.Context).Needed
+	}
+	return out
 }
 
 type diskUse struct {
@@ -274,11 +287,7 @@ func (s *Server) adminModels(c *gin.Context) *apiError {
 			row.RegistryID = &r.ID
 		}
 		if m.Loadable() && !m.Drafter {
-			f := s.engine.Fit(m, 0)
-			row.Fit = &fitInfo{Verdict: string(f.Verdict), Need: f.Needed, Available: f.Limit, Context: m.Context, MaxContext: f.Context, Reason: f.Reason}
-			if f.Context > 0 {
-				row.Fit.MaxNeed = s.engine.Fit(m, f.Context).Needed
-			}
+			row.Fit = s.fitOf(m, 0)
 		}
 		if m.Source == models.SourceHub {
 			inv.Disk.Bytes += m.Bytes

@@ -83,10 +83,10 @@ func (s *Server) adminRemoveModel(c *gin.Context) *apiError {
 	if s.options.Owner == nil {
 		return noOwner()
 	}
-	for _, m := range s.engine.Models() {
-		if st := s.engine.Status(); m.ID == id && st.Model != nil && (same(m, st.Model.Target) || m.ID == st.Model.Drafter) {
-			return owned(&Refusal{fmt.Sprintf("'%s' is in use; unload it first", shorten(id))})
-		}
+	if st := s.engine.Status(); st.Model != nil && slices.ContainsFunc(s.engine.Models(), func(m models.Model) bool {
+		return m.ID == id && (same(m, st.Model.Target) || m.ID == st.Model.Drafter)
+	}) {
+		return owned(&Refusal{fmt.Sprintf("'%s' is in use; unload it first", shorten(id))})
 	}
 	if err := s.options.Owner.RemoveModel(id); err != nil {
 		return owned(err)
@@ -121,16 +121,7 @@ func (s *Server) adminFit(c *gin.Context) *apiError {
 		return &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Field: "model",
 			Message: fmt.Sprintf("there is no model '%s' on this machine; GET /admin/models lists what is", shorten(id))}
 	}
-	m := local[i]
-	f := s.engine.Fit(m, context)
-	if context == 0 {
-		context = m.Context
-	}
-	reply := fitInfo{Verdict: string(f.Verdict), Need: f.Needed, Available: f.Limit, Context: context, MaxContext: f.Context, Reason: f.Reason}
-	if f.Context > 0 {
-		reply.MaxNeed = s.engine.Fit(m, f.Context).Needed
-	}
-	s.reply(c, http.StatusOK, reply)
+	s.reply(c, http.StatusOK, s.fitOf(local[i], context))
 	return nil
 }
 
