@@ -5,8 +5,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/sha1"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -21,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"sparkbar/engine/testhub"
 	"sparkbar/engine/testneed"
 	"sparkbar/resources"
 )
@@ -97,32 +96,15 @@ func TestDashboardIsBuilt(t *testing.T) {
 type standIn struct{ files map[string][]byte }
 
 func (h standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/api/models"), "/"), "/")
-	if len(parts) < 2 || parts[0] != "org" || parts[1] != "small" && parts[1] != "slow" {
-		w.Header().Set("X-Error-Code", "RepoNotFound")
-		w.WriteHeader(http.StatusNotFound)
+	const slow = "org/slow"
+	if !strings.Contains(r.URL.Path, "/"+slow) {
+		testhub.Serve(w, r, "org/small", h.files, nil)
 		return
 	}
-	if strings.HasPrefix(r.URL.Path, "/api/") {
-		siblings := []map[string]any{}
-		for name, text := range h.files {
-			s := map[string]any{"rfilename": name, "size": len(text), "blobId": fmt.Sprintf("%x", sha1.Sum(append(fmt.Appendf(nil, "blob %d\x00", len(text)), text...)))}
-			if strings.HasSuffix(name, ".safetensors") {
-				s["lfs"] = map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256(text)), "size": len(text)}
-			}
-			siblings = append(siblings, s)
-		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"id": parts[0] + "/" + parts[1], "sha": strings.Repeat("0123456789", 4), "siblings": siblings})
-		return
-	}
-	text := h.files[strings.Join(parts[4:], "/")]
-	w.Header().Set("X-Repo-Commit", strings.Repeat("0123456789", 4))
-	w.Header().Set("ETag", fmt.Sprintf(`"%x"`, sha256.Sum256(text)))
-	var body io.ReadSeeker = bytes.NewReader(text)
-	if parts[1] == "slow" {
-		body = &trickle{ReadSeeker: body, ctx: r.Context()}
-	}
-	http.ServeContent(w, r, "", time.Time{}, body)
+	testhub.Serve(w, r, slow, h.files, func(name string) bool {
+		http.ServeContent(w, r, "", time.Time{}, &trickle{bytes.NewReader(h.files[name]), r.Context()})
+		return false
+	})
 }
 
 // trickle reads slowly until its request ends.

@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha1"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -22,6 +20,7 @@ import (
 	"time"
 
 	"sparkbar/app/menubar"
+	"sparkbar/engine/testhub"
 	"sparkbar/resources"
 )
 
@@ -467,7 +466,7 @@ func slowHub(t *testing.T, repo string, release <-chan struct{}) string {
 		files[name] = b
 	}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		serveHub(w, r, repo, files, func(name string) bool {
+		testhub.Serve(w, r, repo, files, func(name string) bool {
 			if !strings.HasSuffix(name, ".safetensors") {
 				return true
 			}
@@ -668,35 +667,6 @@ func TestInstalledPrograms(t *testing.T) {
 	for name, want := range map[string]bool{"here": true, "there": true, "plain": false, "folder": false, "none-such": false, "Some.app": true, "Other.app": false} {
 		if got := installed(name); got != want {
 			t.Errorf("%s: %v", name, got)
-		}
-	}
-}
-
-// serveHub answers as a model hub with one repository. content may answer for a
-// file by itself, then it returns false.
-func serveHub(w http.ResponseWriter, r *http.Request, repo string, files map[string][]byte, content func(name string) bool) {
-	const commit = "0123456789abcdef0123456789abcdef01234567"
-	path, info := strings.CutPrefix(r.URL.Path, "/api/models/")
-	path, ours := strings.CutPrefix(strings.TrimPrefix(path, "/"), repo)
-	switch name := strings.TrimPrefix(path, "/resolve/"+commit+"/"); {
-	case !ours:
-		w.Header().Set("X-Error-Code", "RepoNotFound")
-		w.WriteHeader(http.StatusNotFound)
-	case info:
-		siblings := []map[string]any{}
-		for name, b := range files {
-			s := map[string]any{"rfilename": name, "size": len(b), "blobId": fmt.Sprintf("%x", sha1.Sum(append(fmt.Appendf(nil, "blob %d\x00", len(b)), b...)))}
-			if strings.HasSuffix(name, ".safetensors") {
-				s["lfs"] = map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256(b)), "size": len(b)}
-			}
-			siblings = append(siblings, s)
-		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"id": repo, "sha": commit, "siblings": siblings}) // the client may be gone
-	default:
-		w.Header().Set("X-Repo-Commit", commit)
-		w.Header().Set("ETag", fmt.Sprintf(`"%x"`, sha256.Sum256(files[name])))
-		if content(name) {
-			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(files[name]))
 		}
 	}
 }

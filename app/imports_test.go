@@ -13,7 +13,7 @@ import (
 // allowed is the import table of the house: which rooms a room may enter. A
 // room that is not listed here may not exist.
 var allowed = map[string][]string{
-	"app":                         {"app/cocoa", "app/menubar", "metalkern", "httpapi", "httpapi/client", "engine", "engine/cache", "engine/calibrate", "engine/checkpoint", "engine/compute", "engine/cpu", "engine/machine", "engine/models", "engine/telemetry", "resources"},
+	"app":                         {"app/cocoa", "app/menubar", "metalkern", "httpapi", "httpapi/client", "engine", "engine/cache", "engine/calibrate", "engine/checkpoint", "engine/compute", "engine/cpu", "engine/machine", "engine/models", "engine/telemetry", "engine/wholefile", "resources"},
 	"app/menubar":                 {"httpapi/client"},
 	"app/cocoa":                   {"app/menubar"},
 	"httpapi":                     {"engine", "engine/calibrate", "engine/telemetry", "engine/models"},
@@ -24,7 +24,7 @@ var allowed = map[string][]string{
 	"packaging":                   {},
 	"packaging/mac":               {"packaging"},
 	"packaging/double":            {},
-	"engine":                      {"engine/arch", "engine/cache", "engine/calibrate", "engine/chat", "engine/chat/jinja", "engine/checkpoint", "engine/compute", "engine/decode", "engine/draft", "engine/layout", "engine/machine", "engine/models", "engine/sample", "engine/telemetry", "engine/tokenizer"},
+	"engine":                      {"engine/arch", "engine/cache", "engine/calibrate", "engine/chat", "engine/chat/jinja", "engine/checkpoint", "engine/compute", "engine/decode", "engine/draft", "engine/layout", "engine/machine", "engine/models", "engine/sample", "engine/telemetry", "engine/tokenizer", "engine/wholefile"},
 	"engine/layout":               {},
 	"engine/checkpoint":           {"engine/layout"},
 	"engine/tokenizer":            {},
@@ -33,7 +33,8 @@ var allowed = map[string][]string{
 	"engine/sample":               {},
 	"engine/calibrate":            {},
 	"engine/telemetry":            {},
-	"engine/machine":              {},
+	"engine/machine":              {"engine/wholefile"},
+	"engine/wholefile":            {},
 	"engine/models":               {"engine/checkpoint", "engine/arch"},
 	"engine/compute":              {"engine/layout"},
 	"engine/compute/conformance":  {"engine/compute", "engine/layout"},
@@ -43,7 +44,8 @@ var allowed = map[string][]string{
 	"engine/draft":                {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/draft/ngram", "engine/layout", "engine/sample"},
 	"engine/draft/ngram":          {},
 	"engine/decode":               {"engine/arch", "engine/cache", "engine/calibrate", "engine/compute", "engine/draft", "engine/draft/ngram", "engine/layout", "engine/sample"},
-	"engine/testneed":             {}, // for tests only, like the next three
+	"engine/testhub":              {}, // for tests only, like the next four
+	"engine/testneed":             {},
 	"engine/internal/testmodel":   {"engine/checkpoint", "engine/layout"},
 	"engine/internal/bench":       {"engine/machine"},
 	"engine/internal/exact":       {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/internal/testmodel", "engine/layout", "engine/sample"},

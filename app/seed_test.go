@@ -1,11 +1,7 @@
 package main
 
 import (
-	"bytes"
-	"crypto/sha1"
-	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,35 +9,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"sparkbar/engine/testhub"
 	"sparkbar/engine/testneed"
 	"sparkbar/resources"
 )
 
 // hubDouble serves the files of one repository in the way of the hub.
 func hubDouble(t *testing.T, repo string, files map[string][]byte) string {
-	const commit = "0123456789abcdef0123456789abcdef01234567"
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch name, found := strings.CutPrefix(r.URL.Path, "/"+repo+"/resolve/"+commit+"/"); {
-		case strings.HasPrefix(r.URL.Path, "/api/models/"+repo):
-			siblings := []map[string]any{}
-			for name, text := range files {
-				s := map[string]any{"rfilename": name, "size": len(text), "blobId": fmt.Sprintf("%x", sha1.Sum(append(fmt.Appendf(nil, "blob %d\x00", len(text)), text...)))}
-				if strings.HasSuffix(name, ".safetensors") {
-					s["lfs"] = map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256(text)), "size": len(text)}
-				}
-				siblings = append(siblings, s)
-			}
-			json.NewEncoder(w).Encode(map[string]any{"id": repo, "sha": commit, "siblings": siblings})
-		case found && files[name] != nil:
-			w.Header().Set("X-Repo-Commit", commit)
-			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(files[name]))
-		default:
-			w.Header().Set("X-Error-Code", "RepoNotFound")
-			w.WriteHeader(http.StatusNotFound)
-		}
-	}))
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { testhub.Serve(w, r, repo, files, nil) }))
 	t.Cleanup(s.Close)
 	return s.URL
 }

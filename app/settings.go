@@ -23,6 +23,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"sparkbar/engine"
+	"sparkbar/engine/wholefile"
 	"sparkbar/httpapi"
 )
 
@@ -556,27 +557,7 @@ func writeWhole(path string, content []byte, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+	return wholefile.Write(path, content, mode)
 }
 
 // watch reads the file again whenever it changes, until ctx ends, and calls

@@ -1,11 +1,7 @@
 package engine_test
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha1"
-	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -13,11 +9,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"sparkbar/engine"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/models"
+	"sparkbar/engine/testhub"
 	"sparkbar/resources"
 )
 
@@ -38,39 +34,22 @@ func newHub(t *testing.T, repos map[string]map[string][]byte) *hub {
 	return h
 }
 
-const commit = "0123456789abcdef0123456789abcdef01234567"
-
 func (h *hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.mu.Lock()
 	h.requests = append(h.requests, r.URL.Path)
 	hold := h.hold
 	h.mu.Unlock()
 	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/api/models"), "/"), "/")
-	if len(parts) < 2 || h.repos[parts[0]+"/"+parts[1]] == nil {
-		w.Header().Set("X-Error-Code", "RepoNotFound")
-		w.WriteHeader(http.StatusNotFound)
-		return
+	repo := strings.Join(parts[:min(2, len(parts))], "/")
+	if h.repos[repo] == nil {
+		repo = "no/such" // which the path does not name
 	}
-	files := h.repos[parts[0]+"/"+parts[1]]
-	if strings.HasPrefix(r.URL.Path, "/api/") {
-		siblings := []map[string]any{}
-		for name, text := range files {
-			s := map[string]any{"rfilename": name, "size": len(text), "blobId": fmt.Sprintf("%x", sha1.Sum(append(fmt.Appendf(nil, "blob %d\x00", len(text)), text...)))}
-			if strings.HasSuffix(name, ".safetensors") {
-				s["lfs"] = map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256(text)), "size": len(text)}
-			}
-			siblings = append(siblings, s)
+	testhub.Serve(w, r, repo, h.repos[repo], func(name string) bool {
+		if hold != nil {
+			hold(name, r)
 		}
-		json.NewEncoder(w).Encode(map[string]any{"id": parts[0] + "/" + parts[1], "sha": commit, "siblings": siblings})
-		return
-	}
-	name := strings.Join(parts[4:], "/")
-	if hold != nil {
-		hold(name, r)
-	}
-	w.Header().Set("X-Repo-Commit", commit)
-	w.Header().Set("ETag", fmt.Sprintf(`"%x"`, sha256.Sum256(files[name])))
-	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(files[name]))
+		return true
+	})
 }
 
 func (h *hub) count(part string) (n int) {

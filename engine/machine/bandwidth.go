@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sparkbar/engine/wholefile"
 )
 
 // Bandwidth is how fast this machine's processor reads memory.
@@ -95,24 +97,10 @@ func measureBandwidth(size, runs int, now func() time.Time) Bandwidth {
 	return b
 }
 
-// writeFile replaces a file as a whole.
+// writeFile replaces a file as a whole, and makes its folder.
 func writeFile(path string, text []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+	return wholefile.Write(path, text, 0o600)
 }

@@ -4,8 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha1"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -21,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"sparkbar/engine/testhub"
 	"sparkbar/engine/testneed"
 	"sparkbar/packaging"
 )
@@ -323,40 +322,22 @@ func (a *app) made(want ...string) {
 // the first bytes until release is closed.
 func slowHub(t *testing.T, release <-chan struct{}) string {
 	t.Helper()
-	const commit = "0123456789abcdef0123456789abcdef01234567"
 	files := map[string][]byte{"config.json": []byte(`{"model_type":"qwen3"}`), "tokenizer.json": []byte("{}"), "model.safetensors": bytes.Repeat([]byte("w"), 1<<20)}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		name, content := strings.CutPrefix(r.URL.Path, "/me/big/resolve/"+commit+"/")
-		switch {
-		case !strings.Contains(r.URL.Path, "me/big"):
-			w.Header().Set("X-Error-Code", "RepoNotFound")
-			w.WriteHeader(http.StatusNotFound)
-		case !content:
-			siblings := []map[string]any{}
-			for name, b := range files {
-				x := map[string]any{"rfilename": name, "size": len(b), "blobId": fmt.Sprintf("%x", sha1.Sum(append(fmt.Appendf(nil, "blob %d\x00", len(b)), b...)))}
-				if strings.HasSuffix(name, ".safetensors") {
-					x["lfs"] = map[string]any{"sha256": fmt.Sprintf("%x", sha256.Sum256(b)), "size": len(b)}
-				}
-				siblings = append(siblings, x)
-			}
-			json.NewEncoder(w).Encode(map[string]any{"id": "me/big", "sha": commit, "siblings": siblings})
-		default:
-			b := files[name]
-			w.Header().Set("X-Repo-Commit", commit)
-			w.Header().Set("ETag", fmt.Sprintf(`"%x"`, sha256.Sum256(b)))
-			w.Header().Set("Content-Length", fmt.Sprint(len(b)))
+		testhub.Serve(w, r, "me/big", files, func(name string) bool {
 			if !strings.HasSuffix(name, ".safetensors") {
-				w.Write(b)
-				return
+				return true
 			}
+			b := files[name]
+			w.Header().Set("Content-Length", fmt.Sprint(len(b)))
 			w.Write(b[:len(b)/4])
 			w.(http.Flusher).Flush()
 			select {
 			case <-release:
 			case <-r.Context().Done():
 			}
-		}
+			return false
+		})
 	}))
 	t.Cleanup(s.Close)
 	return s.URL
