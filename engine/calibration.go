@@ -15,14 +15,14 @@ import (
 // Calibration is what the rounds of the loaded model cost on this machine.
 type Calibration struct {
 	Key              string // names machine, pair and settings that it holds for
-	*calibrate.Costs        // nobody changes them
+	*calibrate.Costs        // nobody changes them; nil = nothing was measured
 }
 
-// Calibration returns nil where nothing was measured.
+// Calibration returns nil where no model is loaded.
 func (e *Engine) Calibration() *Calibration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.model == nil || e.model.costs.Load() == nil {
+	if e.model == nil {
 		return nil
 	}
 	return &Calibration{e.model.costKey, e.model.costs.Load()}

@@ -82,7 +82,7 @@ func TestCostsAreKept(t *testing.T) {
 	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if load(engine.LoadRequest{Mode: "dspark"}).Calibration() == nil {
+	if load(engine.LoadRequest{Mode: "dspark"}).Calibration().Costs == nil {
 		t.Error("a damaged file keeps a load from measuring")
 	}
 }

@@ -371,8 +371,11 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 		defer close(l.freed)
 		l.serve()
 	}()
+	if d != nil {
+		l.costKey = e.costKey(l)
+	}
 	if e.opts.Calibrations != "" && d != nil && value(r.MaxDraft, 0) == 0 {
-		l.costFile, l.costKey = e.opts.Calibrations, e.costKey(l)
+		l.costFile = e.opts.Calibrations
 		l.do(func() { err = l.recall(ctx, r.MaxDraft == nil && mode != "draft") })
 		if err != nil {
 			close(l.jobs)

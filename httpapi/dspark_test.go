@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"math"
 	"os"
@@ -19,25 +18,12 @@ import (
 	"sparkbar/engine/machine"
 )
 
-// realExceptions are differences of the real engine alone, on purpose, beside
-// those that the scripted one has too (exceptions).
-var realExceptions = []struct{ exchange, field, decision string }{
-	{"api-key-responses-too-long", "error.message", "W5"},
-	{"api-key-concurrent-*", "*prompt_tokens", "W21"},
-	{"api-key-concurrent-*", "*context_tokens", "W21"},
-	{"auto-cap-calibration", "key", "no costs are kept between runs of the test"},
-	{"dspark-calibration", "key", "no costs are kept between runs of the test"},
-	{"baseline-chat-parts", "status", "images are refused by name, never dropped"},
-	{"baseline-chat-logprobs-top2", "*.bytes", "W14"},
-	{"baseline-tools-stream-two-calls", "*.content", "W10: the same text as in a whole answer"},
-	{"baseline-tools-broken", "*.content", "W10"},
-	{"baseline-tools-truncated", "*.content", "W10"},
-	{"baseline-completions-stream", "*.text", "the first space of an answer is not dropped"},
-	{"cache-4-shared-prefix-hit", "*usage", "usage is a chunk of its own"},
-	{"cache-6-error-keeps-nothing", "status", "W7"},
-	{"dspark-chat-length-mid-block", "*", "W4"},
-	{"strip-*", "*", "W2"},
-}
+// scripted and real are the two replays of mlx-dspark's recordings: with an engine
+// that says what was recorded, and with the models of the recordings.
+var (
+	scripted = rerun{group: "mlx-dspark"}
+	real     = rerun{group: "mlx-dspark", real: true}
+)
 
 // measuredFields differ under --max-draft auto: how much is drafted depends on what
 // rounds cost on this machine.
@@ -159,7 +145,6 @@ func TestDSparkReplay(t *testing.T) {
 	if err != nil || len(files) != 9 {
 		t.Fatal(files, err)
 	}
-	needed := map[int]bool{}
 	for _, file := range files {
 		config := strings.TrimSuffix(filepath.Base(file), ".json")
 		t.Run(config, func(t *testing.T) {
@@ -178,18 +163,11 @@ func TestDSparkReplay(t *testing.T) {
 			for _, x := range rec.Exchanges {
 				name := config + "-" + x.Name
 				differ := func(field string, got, want any) {
-					if excused("mlx-dspark/"+name, field, true) {
+					if real.excused(name, field, true) {
 						return
 					}
 					if name == "auto-cap-chat" && measuredFields[field] {
 						return
-					}
-					for i, ex := range realExceptions {
-						prefix, many := strings.CutSuffix(ex.exchange, "*")
-						if suffix, ends := strings.CutPrefix(ex.field, "*"); (name == ex.exchange || many && strings.HasPrefix(name, prefix)) && (field == ex.field || ends && strings.HasSuffix(field, suffix)) {
-							needed[i] = true
-							return
-						}
 					}
 					t.Errorf("%s: %s is %v, want %v\nrequest %s %.300s", name, field, got, want, x.Path, x.Body)
 				}
@@ -204,7 +182,7 @@ func TestDSparkReplay(t *testing.T) {
 					body = strings.ReplaceAll(body, "/models/", "testdata/dspark-real/models/")
 				}
 				w := call(s, x.Method, x.Path, body, headers...)
-				want := cmp.Or(rightStatus("mlx-dspark/"+name), x.Status)
+				want := cmp.Or(real.rightStatus(name), x.Status)
 				if w.Code != want {
 					differ("status", fmt.Sprint(w.Code, " ", w.Body), fmt.Sprint(want, " ", string(x.Answer)))
 					continue
@@ -232,11 +210,7 @@ func TestDSparkReplay(t *testing.T) {
 			}
 		})
 	}
-	for i, ex := range realExceptions {
-		if !needed[i] && !strings.Contains(flag.Lookup("test.run").Value.String(), "/") {
-			t.Errorf("the exception %v excuses nothing", ex)
-		}
-	}
+	real.checkUsed(t)
 }
 
 // wholeCalls joins the pieces of tool calls in the deltas of a chat stream.
@@ -293,7 +267,7 @@ func realStreams(t *testing.T, name, wantText, gotText string, differ func(field
 // realTree: got has the keys of want, with the same types, and the same values
 // where they do not differ from run to run.
 func realTree(name, path string, want, got *tree, differ func(field string, got, want any)) {
-	if excepted(name, path, want, got) {
+	if real.excepted(name, path, want, got) {
 		return
 	}
 	if want.kind != got.kind {
@@ -305,7 +279,7 @@ func realTree(name, path string, want, got *tree, differ func(field string, got,
 		for _, k := range want.keys {
 			p := strings.TrimPrefix(path+"."+k, ".")
 			kid, ok := got.kids[k]
-			if excepted(name, p, want.kids[k], kid) || realOptional[k] {
+			if real.excepted(name, p, want.kids[k], kid) || realOptional[k] {
 				continue
 			}
 			if !ok {
@@ -364,7 +338,7 @@ func realShape(name, path string, want, got *tree, differ func(field string, got
 		switch kid, ok := got.kids[k]; {
 		case ok:
 			realShape(name, p, want.kids[k], kid, differ)
-		case !realOptional[k] && strings.Trim(k, "0123456789") != "" && !excepted(name, p, want.kids[k], nil):
+		case !realOptional[k] && strings.Trim(k, "0123456789") != "" && !real.excepted(name, p, want.kids[k], nil):
 			differ(p, "missing", want.kids[k].text)
 		}
 	}

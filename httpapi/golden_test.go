@@ -93,7 +93,7 @@ func TestGoldens(t *testing.T) {
 			replay(t, &g)
 		})
 	}
-	checkUsed(t, "mlx-dspark")
+	scripted.checkUsed(t)
 }
 
 func replay(t *testing.T, g *golden) {
@@ -116,7 +116,7 @@ func replay(t *testing.T, g *golden) {
 	New(e, o).ServeHTTP(w, r)
 
 	want := g.Response.Status
-	if right := rightStatus("mlx-dspark/" + g.Name); right != 0 {
+	if right := scripted.rightStatus(g.Name); right != 0 {
 		if w.Code != right || right == want {
 			t.Fatalf("status %d, want %d: %s", w.Code, right, w.Body)
 		}
@@ -203,7 +203,7 @@ func readTree(d *json.Decoder) (*tree, error) {
 // compare checks keys, their order, types and values.
 func compare(t *testing.T, name, path string, want, got *tree) {
 	t.Helper()
-	if excepted(name, path, want, got) {
+	if scripted.excepted(name, path, want, got) {
 		return
 	}
 	if want.kind != got.kind {
@@ -216,7 +216,7 @@ func compare(t *testing.T, name, path string, want, got *tree) {
 		for _, k := range want.keys {
 			p := strings.TrimPrefix(path+"."+k, ".")
 			kid, ok := got.kids[k]
-			if excepted(name, p, want.kids[k], kid) {
+			if scripted.excepted(name, p, want.kids[k], kid) {
 				continue
 			}
 			if !ok {
@@ -234,7 +234,7 @@ func compare(t *testing.T, name, path string, want, got *tree) {
 			compare(t, name, p, want.kids[k], kid)
 		}
 		for _, k := range got.keys {
-			if _, ok := want.kids[k]; !ok && additive[k] == "" && !excepted(name, strings.TrimPrefix(path+"."+k, "."), nil, got.kids[k]) {
+			if _, ok := want.kids[k]; !ok && additive[k] == "" && !scripted.excepted(name, strings.TrimPrefix(path+"."+k, "."), nil, got.kids[k]) {
 				t.Errorf("%s.%s is not in the recorded answer", path, k)
 			}
 		}

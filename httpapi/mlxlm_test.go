@@ -243,6 +243,7 @@ func mlxQuotes(text string) bool {
 // same requests in the same order, say the same. Every recording is replayed.
 func TestMLXLMReplay(t *testing.T) {
 	t.Chdir("testdata/mlx-lm") // paths in requests are relative
+	mlxlm := rerun{group: "mlx_lm"}
 	files, err := filepath.Glob("*.json")
 	if err != nil || len(files) != 23 {
 		t.Fatal(files, err)
@@ -262,7 +263,7 @@ func TestMLXLMReplay(t *testing.T) {
 			for _, x := range rec.Exchanges {
 				name := session + "/" + x.Name
 				differ := func(field string, got, want any) {
-					if excused("mlx_lm/"+name, field, true) {
+					if mlxlm.excused(name, field, true) {
 						return
 					}
 					t.Errorf("%s: %s is %v, want %v\nrequest %s %s %.300s", name, field, got, want, x.Request.Method, x.Request.Path, x.Request.Body)
@@ -286,7 +287,7 @@ func TestMLXLMReplay(t *testing.T) {
 			}
 		})
 	}
-	checkUsed(t, "mlx_lm")
+	mlxlm.checkUsed(t)
 }
 
 // mlxError compares the bodies of refusals.
