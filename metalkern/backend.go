@@ -13,9 +13,10 @@ import (
 // backend runs programs on a Device.
 type backend struct {
 	compute.SubmitCounter
-	dev  Device
-	ring [3]slot // programs in flight
-	at   int
+	dev     Device
+	choices *choices
+	ring    [3]slot // programs in flight
+	at      int
 }
 
 // slot is the work memory of one program in flight.
@@ -53,10 +54,10 @@ func (p *pending) Wait() error {
 
 // New returns a backend that owns the device until Close.
 func New(d Device) compute.Backend {
-	b := &backend{dev: d}
+	b := &backend{dev: d, choices: &choices{chosen: map[Key]int{}}}
 	pipes := &pipelines{dev: d, ids: map[variant]uint32{}}
 	for i := range b.ring {
-		b.ring[i].lower.dev, b.ring[i].lower.pipes = d, pipes
+		b.ring[i].lower.dev, b.ring[i].lower.pipes, b.ring[i].lower.choices = d, pipes, b.choices
 	}
 	return b
 }

@@ -10,11 +10,12 @@ import (
 
 // lowerer turns a Program into a List. Its memory is reused by the next program.
 type lowerer struct {
-	dev   Device
-	pipes *pipelines
-	list  List
-	used  []*compute.Buffer // that the list touches
-	seen  map[*compute.Buffer]bool
+	dev     Device
+	pipes   *pipelines
+	choices *choices // nil: the default variants
+	list    List
+	used    []*compute.Buffer // that the list touches
+	seen    map[*compute.Buffer]bool
 
 	reads, writes []span // since the last barrier
 	parts         scratch
