@@ -30,9 +30,14 @@ type Forward struct {
 	centers map[int]center          // by caching layer, see CenterKeys
 }
 
-// New returns scratch memory of n columns per row of x.
-func (f *Forward) New(rows, cols int) compute.View {
-	v, err := f.S.F32(rows, cols)
+// New returns scratch memory for activations, in the type that the backend keeps
+// them in.
+func (f *Forward) New(rows, cols int) compute.View { return f.take(f.S.Floats(rows, cols)) }
+
+// Result returns scratch memory in float32, for what the CPU will read.
+func (f *Forward) Result(rows, cols int) compute.View { return f.take(f.S.F32(rows, cols)) }
+
+func (f *Forward) take(v compute.View, err error) compute.View {
 	if err != nil {
 		f.P.Fail(err)
 	}
@@ -197,7 +202,7 @@ func (f *Forward) HeadCapped(x, norm compute.View, eps float32, head *compute.We
 		f.P.Add(compute.CopyRows{Src: x, Dst: rows, Index: f.Outputs})
 		x = rows
 	}
-	f.Logits = f.New(x.Rows, head.Rows)
+	f.Logits = f.Result(x.Rows, head.Rows)
 	h := f.Norm(x, norm, eps)
 	f.P.Add(compute.Linear{X: h, W: head, Adapter: f.adapter.linear(head), Scale: factor, Out: f.Logits, Prefill: x.Rows})
 	if softcap > 0 {

@@ -43,6 +43,16 @@ type Backend interface {
 	Close() error
 }
 
+// Activations is the type that a backend keeps activations in between ops: F32,
+// unless it says otherwise by a method of this name. Only such a backend takes
+// views of other types.
+func Activations(b Backend) layout.DType {
+	if h, ok := b.(interface{ Activations() layout.DType }); ok {
+		return h.Activations()
+	}
+	return layout.F32
+}
+
 // Pending is a program in flight.
 type Pending interface {
 	// Wait returns when the program has ended: nil, ErrStopped, or the device's

@@ -139,11 +139,11 @@ func row[T any](v View, i int, want layout.DType) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), v.Cols)
 }
 
-// Scratch hands out activation memory for one program: a stack of float32 and
-// int32 views. Views stay valid until Reset; Mark and Release reuse memory
+// Scratch hands out activation memory for one program: a stack of views. Views stay valid until Reset; Mark and Release reuse memory
 // between layers. Not safe for concurrent use.
 type Scratch struct {
 	b      Backend
+	floats layout.DType
 	chunks []*Buffer
 	chunk  int // current chunk
 	used   int // bytes used of it
@@ -153,7 +153,7 @@ type Scratch struct {
 const scratchChunk = 1 << 20
 
 // NewScratch returns an empty scratch on b.
-func NewScratch(b Backend) *Scratch { return &Scratch{b: b} }
+func NewScratch(b Backend) *Scratch { return &Scratch{b: b, floats: Activations(b)} }
 
 // Mark is a position in a Scratch.
 type Mark struct{ chunk, used int }
@@ -170,6 +170,10 @@ func (s *Scratch) Reset() { s.chunk, s.used = 0, 0 }
 
 // F32 returns a new rows x cols float32 view with undefined content.
 func (s *Scratch) F32(rows, cols int) (View, error) { return s.get(layout.F32, rows, cols) }
+
+// Floats returns a new rows x cols view of what the backend keeps activations in,
+// with undefined content: for what the CPU does not read.
+func (s *Scratch) Floats(rows, cols int) (View, error) { return s.get(s.floats, rows, cols) }
 
 // I32 returns a new rows x cols int32 view with undefined content.
 func (s *Scratch) I32(rows, cols int) (View, error) { return s.get(layout.I32, rows, cols) }

@@ -7,8 +7,11 @@ import (
 	"sparkbar/engine/layout"
 )
 
-// Activations are F32 views [rows, cols] unless stated. Views marked optional
-// may be the zero View. An op may write in place (Out == X) where noted.
+// Activations are F32 views [rows, cols] unless stated; where a backend keeps
+// activations in halves (Activations), F16 or BF16 ones too, each view of an op
+// its own: ops work in float32 and round a result once, when it is stored. What is
+// marked F32 is F32 always. Views marked optional may be the zero View. An op may
+// write in place (Out == X) where noted.
 
 // Act is an elementwise activation, the epilogue of a Linear. The gated ones
 // combine a gate g and an up value u.
@@ -322,7 +325,7 @@ type Unary struct {
 }
 
 // CopyRows copies rows: Dst[i] = Src[Index[i]], or Src[i] without Index. An
-// index outside Src gives a zero row. Types must be equal (F32 or I32).
+// index outside Src gives a zero row. Both are I32, or both activations.
 type CopyRows struct {
 	Src, Dst View
 	Index    View // I32 [1,Dst.Rows], optional
@@ -425,6 +428,22 @@ func shape(what string, v View, t layout.DType, rows, cols int) error {
 	return nil
 }
 
+// activation is shape for a view of any type of floats.
+func activation(what string, v View, rows, cols int) error {
+	t := v.Type
+	if t != layout.F16 && t != layout.BF16 {
+		t = layout.F32
+	}
+	return shape(what, v, t, rows, cols)
+}
+
+func optionalActivation(what string, v View, rows, cols int) error {
+	if !v.Given() {
+		return nil
+	}
+	return activation(what, v, rows, cols)
+}
+
 func optional(what string, v View, t layout.DType, rows, cols int) error {
 	if !v.Given() {
 		return nil
@@ -467,7 +486,7 @@ func (o Embed) check() error {
 		return err
 	}
 	n := o.IDs.Rows * o.IDs.Cols
-	return errors.Join(shape("IDs", o.IDs, layout.I32, 1, n), shape("Out", o.Out, layout.F32, n, o.W.Cols))
+	return errors.Join(shape("IDs", o.IDs, layout.I32, 1, n), activation("Out", o.Out, n, o.W.Cols))
 }
 
 func (o Norm) check() error {
@@ -484,8 +503,8 @@ func (o Norm) check() error {
 	if o.Gate.Given() != (o.Place != GateNone) {
 		return errors.New("a gate needs a place and the reverse")
 	}
-	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("Out", o.Out, layout.F32, o.X.Rows, o.X.Cols),
-		optional("W", o.W, layout.F32, 1, -1), optional("Gate", o.Gate, layout.F32, o.X.Rows, o.X.Cols))
+	return errors.Join(activation("X", o.X, -1, -1), activation("Out", o.Out, o.X.Rows, o.X.Cols),
+		optional("W", o.W, layout.F32, 1, -1), optionalActivation("Gate", o.Gate, o.X.Rows, o.X.Cols))
 }
 
 func (a *Adapter) check(in, out int) error {
@@ -514,9 +533,9 @@ func (o Linear) check() error {
 		}
 	}
 	n, out := o.X.Rows, o.W.Rows
-	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("Out", o.Out, layout.F32, n, out),
+	return errors.Join(activation("X", o.X, -1, -1), activation("Out", o.Out, n, out),
 		optional("Bias", o.Bias, layout.F32, 1, out), optional("UpBias", o.UpBias, layout.F32, 1, out),
-		optional("Residual", o.Residual, layout.F32, n, out),
+		optionalActivation("Residual", o.Residual, n, out),
 		o.Adapter.check(o.X.Cols, out), o.UpAdapter.check(o.X.Cols, out))
 }
 
@@ -527,7 +546,7 @@ func (o HeadLinear) check() error {
 	if o.W.Batch < 1 {
 		return errors.New("weight W is not stacked")
 	}
-	return errors.Join(shape("X", o.X, layout.F32, -1, o.W.Batch*o.W.Cols), shape("Out", o.Out, layout.F32, o.X.Rows, o.W.Batch*o.W.Rows))
+	return errors.Join(activation("X", o.X, -1, o.W.Batch*o.W.Cols), activation("Out", o.Out, o.X.Rows, o.W.Batch*o.W.Rows))
 }
 
 func (o RoPE) check() error {
@@ -537,18 +556,18 @@ func (o RoPE) check() error {
 	if o.QBeta != 0 && o.QOrig <= 0 {
 		return errors.New("a QBeta needs QOrig")
 	}
-	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("Pos", o.Pos, layout.I32, 1, o.X.Rows), shape("Freq", o.Freq, layout.F32, 1, -1))
+	return errors.Join(activation("X", o.X, -1, -1), shape("Pos", o.Pos, layout.I32, 1, o.X.Rows), shape("Freq", o.Freq, layout.F32, 1, -1))
 }
 
 func (o KVWrite) check() error {
 	if err := errors.Join(o.KV.check(), o.Rows.check(false)); err != nil {
 		return err
 	}
-	err := errors.Join(shape("K", o.K, layout.F32, o.Rows.N, o.KV.Heads*o.KV.KDim), shape("Table", o.Pages.Table, layout.I32, o.Rows.Segments, -1))
+	err := errors.Join(activation("K", o.K, o.Rows.N, o.KV.Heads*o.KV.KDim), shape("Table", o.Pages.Table, layout.I32, o.Rows.Segments, -1))
 	if o.V.Given() == o.KV.VInK {
 		return errors.New("a V is given exactly when the cache keeps it apart from K")
 	}
-	return errors.Join(err, optional("V", o.V, layout.F32, o.Rows.N, o.KV.Heads*o.KV.VDim))
+	return errors.Join(err, optionalActivation("V", o.V, o.Rows.N, o.KV.Heads*o.KV.VDim))
 }
 
 func (o Attention) check() error {
@@ -559,7 +578,7 @@ func (o Attention) check() error {
 		return fmt.Errorf("%d query heads over %d KV heads", o.Heads, o.KV.Heads)
 	}
 	n := o.Rows.N
-	return errors.Join(shape("Q", o.Q, layout.F32, n, o.Heads*o.KV.KDim), shape("Out", o.Out, layout.F32, n, o.Heads*o.KV.VDim),
+	return errors.Join(activation("Q", o.Q, n, o.Heads*o.KV.KDim), activation("Out", o.Out, n, o.Heads*o.KV.VDim),
 		shape("Table", o.Pages.Table, layout.I32, o.Rows.Segments, -1), shape("Lo", o.Pages.Lo, layout.I32, 1, n), shape("Hi", o.Pages.Hi, layout.I32, 1, n),
 		optional("Sinks", o.Sinks, layout.F32, 1, o.Heads))
 }
@@ -570,8 +589,8 @@ func (o MoERoute) check() error {
 		return fmt.Errorf("top %d of %d experts, %d of %d groups", o.TopK, e, o.TopGroups, o.Groups)
 	}
 	n := o.Logits.Rows
-	return errors.Join(shape("Logits", o.Logits, layout.F32, -1, -1), optional("Bias", o.Bias, layout.F32, 1, e), optional("PerExpert", o.PerExpert, layout.F32, 1, e),
-		shape("IDs", o.IDs, layout.I32, n, o.TopK), shape("Weights", o.Weights, layout.F32, n, o.TopK))
+	return errors.Join(activation("Logits", o.Logits, -1, -1), optional("Bias", o.Bias, layout.F32, 1, e), optional("PerExpert", o.PerExpert, layout.F32, 1, e),
+		shape("IDs", o.IDs, layout.I32, n, o.TopK), activation("Weights", o.Weights, n, o.TopK))
 }
 
 func (o MoELinear) check() error {
@@ -593,7 +612,7 @@ func (o MoELinear) check() error {
 	if o.X.Rows != o.IDs.Rows && o.X.Rows != pairs {
 		return fmt.Errorf("input has %d rows for %dx%d choices", o.X.Rows, o.IDs.Rows, o.IDs.Cols)
 	}
-	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("IDs", o.IDs, layout.I32, -1, -1), shape("Out", o.Out, layout.F32, pairs, o.W.Rows),
+	return errors.Join(activation("X", o.X, -1, -1), shape("IDs", o.IDs, layout.I32, -1, -1), activation("Out", o.Out, pairs, o.W.Rows),
 		optional("Bias", o.Bias, layout.F32, o.W.Batch, o.W.Rows), optional("UpBias", o.UpBias, layout.F32, o.W.Batch, o.W.Rows))
 }
 
@@ -602,8 +621,8 @@ func (o MoECombine) check() error {
 	if o.SharedGate.Given() && !o.Shared.Given() {
 		return errors.New("a SharedGate needs Shared")
 	}
-	return errors.Join(shape("X", o.X, layout.F32, n*k, o.Out.Cols), shape("Weights", o.Weights, layout.F32, -1, -1), shape("Out", o.Out, layout.F32, n, -1),
-		optional("Shared", o.Shared, layout.F32, n, o.Out.Cols), optional("SharedGate", o.SharedGate, layout.F32, n, 1), optional("Residual", o.Residual, layout.F32, n, o.Out.Cols))
+	return errors.Join(activation("X", o.X, n*k, o.Out.Cols), activation("Weights", o.Weights, -1, -1), activation("Out", o.Out, n, -1),
+		optionalActivation("Shared", o.Shared, n, o.Out.Cols), optionalActivation("SharedGate", o.SharedGate, n, 1), optionalActivation("Residual", o.Residual, n, o.Out.Cols))
 }
 
 func (s State) check(r Rows, size, log int) error {
@@ -619,8 +638,8 @@ func (o ShortConv) check() error {
 	if o.Act != ActNone && o.Act != ActSiLU {
 		return fmt.Errorf("activation %d", o.Act)
 	}
-	return errors.Join(shape("X", o.X, layout.F32, o.Rows.N, c), shape("W", o.W, layout.F32, -1, -1), optional("Bias", o.Bias, layout.F32, 1, c),
-		shape("Out", o.Out, layout.F32, o.Rows.N, c), o.State.check(o.Rows, (k-1)*c, c))
+	return errors.Join(activation("X", o.X, o.Rows.N, c), shape("W", o.W, layout.F32, -1, -1), optional("Bias", o.Bias, layout.F32, 1, c),
+		activation("Out", o.Out, o.Rows.N, c), o.State.check(o.Rows, (k-1)*c, c))
 }
 
 func (o GatedDelta) check() error {
@@ -628,10 +647,10 @@ func (o GatedDelta) check() error {
 		return fmt.Errorf("%d value heads over %d key heads", o.HeadsV, o.HeadsK)
 	}
 	n, k, v := o.Rows.N, o.HeadsK*o.DimK, o.HeadsV*o.DimV
-	return errors.Join(shape("Q", o.Q, layout.F32, n, k), shape("K", o.K, layout.F32, n, k), shape("V", o.V, layout.F32, n, v),
-		shape("A", o.A, layout.F32, n, o.HeadsV), shape("B", o.B, layout.F32, n, o.HeadsV),
+	return errors.Join(activation("Q", o.Q, n, k), activation("K", o.K, n, k), activation("V", o.V, n, v),
+		activation("A", o.A, n, o.HeadsV), activation("B", o.B, n, o.HeadsV),
 		shape("ALog", o.ALog, layout.F32, 1, o.HeadsV), shape("DtBias", o.DtBias, layout.F32, 1, o.HeadsV),
-		shape("Out", o.Out, layout.F32, n, v), o.State.check(o.Rows, o.HeadsV*o.DimV*o.DimK, k+v+2*o.HeadsV))
+		activation("Out", o.Out, n, v), o.State.check(o.Rows, o.HeadsV*o.DimV*o.DimK, k+v+2*o.HeadsV))
 }
 
 func (o SSMScan) check() error {
@@ -639,9 +658,9 @@ func (o SSMScan) check() error {
 		return fmt.Errorf("%d heads over %d groups", o.Heads, o.Groups)
 	}
 	n, x, g := o.Rows.N, o.Heads*o.Dim, o.Groups*o.StateDim
-	return errors.Join(shape("X", o.X, layout.F32, n, x), shape("B", o.B, layout.F32, n, g), shape("C", o.C, layout.F32, n, g), shape("Dt", o.Dt, layout.F32, n, o.Heads),
+	return errors.Join(activation("X", o.X, n, x), activation("B", o.B, n, g), activation("C", o.C, n, g), activation("Dt", o.Dt, n, o.Heads),
 		shape("ALog", o.ALog, layout.F32, 1, o.Heads), shape("D", o.D, layout.F32, 1, o.Heads), shape("DtBias", o.DtBias, layout.F32, 1, o.Heads),
-		shape("Out", o.Out, layout.F32, n, x), o.State.check(o.Rows, o.Heads*o.Dim*o.StateDim, x+g+o.Heads))
+		activation("Out", o.Out, n, x), o.State.check(o.Rows, o.Heads*o.Dim*o.StateDim, x+g+o.Heads))
 }
 
 func (o StateCommit) check() error {
@@ -674,26 +693,26 @@ func (o Binary) check() error {
 	if o.B.Rows != 1 && o.B.Rows != o.A.Rows {
 		return fmt.Errorf("matrix B has %d rows, A %d", o.B.Rows, o.A.Rows)
 	}
-	return errors.Join(shape("A", o.A, layout.F32, -1, -1), shape("B", o.B, layout.F32, -1, cols), shape("Out", o.Out, layout.F32, o.A.Rows, o.A.Cols))
+	return errors.Join(activation("A", o.A, -1, -1), activation("B", o.B, -1, cols), activation("Out", o.Out, o.A.Rows, o.A.Cols))
 }
 
 func (o Unary) check() error {
 	if o.Kind == UnSoftcap && o.V <= 0 {
 		return fmt.Errorf("soft cap %v", o.V)
 	}
-	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("Out", o.Out, layout.F32, o.X.Rows, o.X.Cols))
+	return errors.Join(activation("X", o.X, -1, -1), activation("Out", o.Out, o.X.Rows, o.X.Cols))
 }
 
 func (o CopyRows) check() error {
-	t := o.Src.Type
-	if t != layout.F32 && t != layout.I32 {
-		return fmt.Errorf("type %v", t)
-	}
 	rows := o.Src.Rows
 	if o.Index.Given() {
 		rows = o.Dst.Rows
 	}
-	return errors.Join(shape("Src", o.Src, t, -1, -1), shape("Dst", o.Dst, t, rows, o.Src.Cols), optional("Index", o.Index, layout.I32, 1, o.Dst.Rows))
+	index := optional("Index", o.Index, layout.I32, 1, o.Dst.Rows)
+	if o.Src.Type == layout.I32 {
+		return errors.Join(shape("Src", o.Src, layout.I32, -1, -1), shape("Dst", o.Dst, layout.I32, rows, o.Src.Cols), index)
+	}
+	return errors.Join(activation("Src", o.Src, -1, -1), activation("Dst", o.Dst, rows, o.Src.Cols), index)
 }
 
 func (o Argmax) check() error {
@@ -703,7 +722,7 @@ func (o Argmax) check() error {
 	if o.X.Cols < 1 {
 		return errors.New("no columns")
 	}
-	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("Out", o.Out, layout.I32, -1, -1))
+	return errors.Join(activation("X", o.X, -1, -1), shape("Out", o.Out, layout.I32, -1, -1))
 }
 
 func (o TopK) check() error {
@@ -711,11 +730,11 @@ func (o TopK) check() error {
 	if k < 1 || k > o.X.Cols {
 		return fmt.Errorf("top %d of %d", k, o.X.Cols)
 	}
-	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("IDs", o.IDs, layout.I32, o.X.Rows, k), shape("Vals", o.Vals, layout.F32, o.X.Rows, k))
+	return errors.Join(activation("X", o.X, -1, -1), shape("IDs", o.IDs, layout.I32, o.X.Rows, k), activation("Vals", o.Vals, o.X.Rows, k))
 }
 
 func (o LogSumExp) check() error {
-	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("Out", o.Out, layout.F32, o.X.Rows, 1))
+	return errors.Join(activation("X", o.X, -1, -1), activation("Out", o.Out, o.X.Rows, 1))
 }
 
 func (o MapIDs) check() error {
@@ -728,7 +747,7 @@ func (o BlockConv) check() error {
 	if o.Group < 1 || c%o.Group != 0 || o.Block < 1 || o.X.Rows%o.Block != 0 {
 		return fmt.Errorf("%d columns in groups of %d, %d rows in blocks of %d", c, o.Group, o.X.Rows, o.Block)
 	}
-	return errors.Join(shape("X", o.X, layout.F32, -1, -1), shape("Base", o.Base, layout.F32, -1, c), shape("P", o.P, layout.F32, o.X.Rows, taps*c/o.Group), shape("Out", o.Out, layout.F32, o.X.Rows, c))
+	return errors.Join(activation("X", o.X, -1, -1), shape("Base", o.Base, layout.F32, -1, c), activation("P", o.P, o.X.Rows, taps*c/o.Group), activation("Out", o.Out, o.X.Rows, c))
 }
 
 func (o PairSelect) check() error {
@@ -739,7 +758,7 @@ func (o PairSelect) check() error {
 	if o.Uniform.Given() && o.Temperature <= 0 {
 		return fmt.Errorf("temperature %v", o.Temperature)
 	}
-	return errors.Join(shape("Unary", o.Unary, layout.F32, -1, -1), shape("Cand", o.Cand, layout.I32, n, k), shape("Anchor", o.Anchor, layout.I32, 1, n/o.Slots),
-		weight("A", o.A, 0, -1, o.H.Cols), weight("B", o.B, 0, -1, o.H.Cols), shape("H", o.H, layout.F32, n, -1),
-		optional("Uniform", o.Uniform, layout.F32, 1, n), shape("IDs", o.IDs, layout.I32, 1, n), optional("Probs", o.Probs, layout.F32, n, k))
+	return errors.Join(activation("Unary", o.Unary, -1, -1), shape("Cand", o.Cand, layout.I32, n, k), shape("Anchor", o.Anchor, layout.I32, 1, n/o.Slots),
+		weight("A", o.A, 0, -1, o.H.Cols), weight("B", o.B, 0, -1, o.H.Cols), activation("H", o.H, n, -1),
+		optional("Uniform", o.Uniform, layout.F32, 1, n), shape("IDs", o.IDs, layout.I32, 1, n), optionalActivation("Probs", o.Probs, n, k))
 }

@@ -189,7 +189,7 @@ func (x *dflashContext) selected(f *arch.Forward, h compute.View, r Request) (Pr
 func (d *DFlash) walk(f *arch.Forward, h compute.View, r Request) (compute.PairSelect, error) {
 	c, n := d.c, h.Rows
 	z := d.logits(f, h, d.host.Model.Head, 0).Columns(0, c.vocab)
-	w := compute.PairSelect{Unary: f.New(n, c.topK), A: d.before, B: d.after, H: f.Linear(h, d.slot), Slots: n}
+	w := compute.PairSelect{Unary: f.Result(n, c.topK), A: d.before, B: d.after, H: f.Linear(h, d.slot), Slots: n}
 	var err error
 	if w.Cand, err = d.s.I32(n, c.topK); err != nil {
 		return w, err
@@ -206,7 +206,7 @@ func (d *DFlash) walk(f *arch.Forward, h compute.View, r Request) (compute.PairS
 		if w.Uniform, err = d.params.Floats(u); err != nil {
 			return w, err
 		}
-		w.Temperature, w.Probs = float32(r.Temperature), f.New(n, c.topK)
+		w.Temperature, w.Probs = float32(r.Temperature), f.Result(n, c.topK)
 	}
 	f.P.Add(compute.TopK{X: z, IDs: w.Cand, Vals: w.Unary},
 		compute.Unary{Kind: compute.UnScale, X: w.Unary, Out: w.Unary, V: float32(c.multiplier)})

@@ -381,7 +381,7 @@ func (d *DSpark) confident(f *arch.Forward, h, prev compute.View, r Request) com
 		f.P.Add(compute.CopyRows{Src: h, Dst: in.Columns(0, d.c.hidden)},
 			compute.Embed{IDs: prev, W: d.w1, Scale: 1, Out: in.Columns(d.c.hidden, in.Cols)})
 	}
-	out := f.New(h.Rows, 1)
+	out := f.Result(h.Rows, 1)
 	f.P.Add(compute.Linear{X: in, W: d.conf.W, Bias: d.conf.Bias, Act: compute.ActSigmoid, Scale: 1, Out: out, Prefill: h.Rows})
 	return out
 }

@@ -394,7 +394,7 @@ func (c shape) masked(pending int32, n int) []int32 {
 
 // logits records the head's logits of rows x, softly capped.
 func (h *head) logits(f *arch.Forward, x compute.View, w *compute.Weight, softcap float64) compute.View {
-	z := f.New(x.Rows, w.Rows)
+	z := f.Result(x.Rows, w.Rows)
 	f.P.Add(compute.Linear{X: x, W: w, Scale: 1, Out: z, Prefill: x.Rows})
 	if softcap > 0 {
 		f.P.Add(compute.Unary{Kind: compute.UnSoftcap, X: z, Out: z, V: float32(softcap)})

@@ -191,11 +191,11 @@ func testKVWrite(s *suite) {
 			k, v := normals(r, n*c.heads*c.kdim), normals(r, n*c.heads*c.vdim)
 			spice(r, k)
 			spice(r, v)
-			op := compute.KVWrite{K: m.floats(n, c.heads*c.kdim, k), KV: kv,
+			op := compute.KVWrite{K: m.pick(ascending(n), c.heads*c.kdim, k), KV: kv,
 				Rows:  compute.Rows{N: n, Segments: len(segments), Prefill: n, Pos: m.ints(pos...), Of: m.ints(of...), Start: m.ints(start...)},
 				Pages: compute.Pages{Table: m.table(len(segments), blocks, table)}}
 			if !c.vInK {
-				op.V = m.floats(n, c.heads*c.vdim, v)
+				op.V = m.pick(ascending(n), c.heads*c.vdim, v)
 			}
 			for i, p := range pos {
 				seg := int(of[i])

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
 )
 
 // Options says what a backend promises.
@@ -88,6 +89,7 @@ type suite struct {
 	b        compute.Backend
 	opt      Options
 	rep      reporter
+	rounding rounding // of the backend's activations
 	cases    int
 	failures int
 }
@@ -99,7 +101,7 @@ func newSuite(b compute.Backend, opt Options, rep reporter) *suite {
 	if opt.LinearTol == 0 {
 		opt.LinearTol = opt.Tol
 	}
-	return &suite{b: b, opt: opt, rep: rep}
+	return &suite{b: b, opt: opt, rep: rep, rounding: roundingOf(compute.Activations(b))}
 }
 
 // maxFailures bounds the report of one op.
@@ -183,8 +185,24 @@ func filled(n int, v float32) []float32 {
 // tiny is what may be flushed to zero.
 const tiny = 1e-36
 
-// met reports whether got is what was expected.
-func met(got float32, want approx, tol float64) bool {
+// rounding is what storing a result may cost where activations are kept in
+// halves: the relative error of rounding to nearest, the absolute one where
+// numbers get small, and what is too large.
+type rounding struct{ rel, abs, largest float64 }
+
+func roundingOf(t layout.DType) rounding {
+	switch t {
+	case layout.F16: // 11 bits, down to 2^-24
+		return rounding{0x1p-11, 0x1p-25, 65504}
+	case layout.BF16: // 8 bits; the smallest may be flushed
+		return rounding{0x1p-8, tiny, 0x1.fep127}
+	}
+	return rounding{0, 0, math.Inf(1)}
+}
+
+// met reports whether got is what was expected: within the tolerance in float32,
+// then rounded once.
+func (o rounding) met(got float32, want approx, tol float64) bool {
 	g := float64(got)
 	switch {
 	case isNaN(want.v):
@@ -192,7 +210,13 @@ func met(got float32, want approx, tol float64) bool {
 	case math.IsInf(want.v, 0):
 		return g == want.v
 	}
-	return math.Abs(g-want.v) <= tol*want.e+tiny
+	slack := tol*want.e + tiny
+	if big := math.Abs(want.v) + slack; math.IsInf(g, 0) && g*want.v > 0 && big*(1+o.rel) > o.largest {
+		return true
+	} else {
+		slack += o.rel*big + o.abs
+	}
+	return math.Abs(g-want.v) <= slack
 }
 
 func normals(r *rand.Rand, n int) []float32 {
@@ -206,12 +230,23 @@ func normals(r *rand.Rand, n int) []float32 {
 // judge compares one row of results.
 func (s *suite) judge(name string, row int, got []float32, want []approx, tol float64) {
 	s.rep.Helper()
+	s.judgeRounded(name, row, got, want, tol, s.rounding)
+}
+
+// judge32 is judge for what is float32 whatever activations are.
+func (s *suite) judge32(name string, row int, got []float32, want []approx, tol float64) {
+	s.rep.Helper()
+	s.judgeRounded(name, row, got, want, tol, roundingOf(layout.F32))
+}
+
+func (s *suite) judgeRounded(name string, row int, got []float32, want []approx, tol float64, o rounding) {
+	s.rep.Helper()
 	if len(got) != len(want) {
 		s.fail(name, "row %d has %d results, want %d", row, len(got), len(want))
 		return
 	}
 	for i, w := range want {
-		if !met(got[i], w, tol) {
+		if !o.met(got[i], w, tol) {
 			s.fail(name, "row %d element %d is %g, want %g +- %g", row, i, got[i], w.v, tol*w.e)
 			return
 		}
@@ -382,17 +417,18 @@ func results(outs []compute.View, n int) [][]float32 {
 	return got
 }
 
-// floats copies row i of an F32 or I32 view.
+// floats copies row i of a view.
 func floats(v compute.View, i int) []float32 {
 	if v.Cols == 0 {
 		return nil
 	}
-	if v.Type.String() == "F32" {
-		return slices.Clone(v.F32(i))
+	x := make([]float32, v.Cols)
+	if v.Type != layout.I32 {
+		layout.Widen(x, bytesOf(v, i), v.Type)
+		return x
 	}
-	var x []float32
-	for _, n := range v.I32(i) {
-		x = append(x, float32(n))
+	for c, n := range v.I32(i) {
+		x[c] = float32(n)
 	}
 	return x
 }

@@ -1,9 +1,11 @@
 package conformance
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 
 	"sparkbar/engine/compute"
 	"sparkbar/engine/layout"
@@ -30,13 +32,23 @@ type memory struct {
 }
 
 type guard struct {
-	b  *compute.Buffer
-	at int
+	b        *compute.Buffer
+	at, size int
 }
 
 // guardWord is a NaN, as float32, that no computation makes; as an id or
-// position it lies outside everything.
-const guardWord = 0x7fa5a5a5
+// position it lies outside everything. guardHalf is the same for two bytes.
+const (
+	guardWord = 0x7fa5a5a5
+	guardHalf = 0x7fa5
+)
+
+func (g guard) bytes() []byte {
+	if g.size == 2 {
+		return binary.LittleEndian.AppendUint16(nil, guardHalf)
+	}
+	return binary.LittleEndian.AppendUint32(nil, guardWord)
+}
 
 // front is the room before the first element.
 const front = 64
@@ -57,49 +69,57 @@ func (m *memory) buffer(label string, n int) (*compute.Buffer, int) {
 	}
 	m.bufs = append(m.bufs, b)
 	for at := 0; at < front; at += 4 {
-		m.guard(b, at)
-		m.guard(b, size-front+at)
+		m.guard(b, at, 4)
+		m.guard(b, size-front+at, 4)
 	}
 	return b, front
 }
 
-func (m *memory) guard(b *compute.Buffer, at int) {
-	binary.LittleEndian.PutUint32(b.Bytes[at:], guardWord)
-	m.guards = append(m.guards, guard{b, at})
+func (m *memory) guard(b *compute.Buffer, at, size int) {
+	g := guard{b, at, size}
+	copy(b.Bytes[at:], g.bytes())
+	m.guards = append(m.guards, g)
 }
 
 // place returns room for rows x cols elements, with guards between the rows.
 func (m *memory) place(t layout.DType, rows, cols int) compute.View {
-	stride, shift := cols, 0
+	stride, shift, size := cols, 0, t.Size()
 	if m.layout == memSpread {
 		stride, shift = cols+5, 3
 	}
-	b, off := m.buffer("view", (rows*stride+shift)*4)
+	b, off := m.buffer("view", (rows*stride+shift)*size)
 	for i := range shift {
-		m.guard(b, off+i*4)
+		m.guard(b, off+i*size, size)
 	}
-	off += shift * 4
+	off += shift * size
 	for r := range rows {
 		for c := cols; c < stride; c++ {
-			m.guard(b, off+(r*stride+c)*4)
+			m.guard(b, off+(r*stride+c)*size, size)
 		}
 	}
 	return compute.View{Buf: b, Off: off, Rows: rows, Cols: cols, Stride: stride, Type: t}
 }
 
-// view returns rows x cols elements that hold NaN (F32) or nonsense (I32).
+// view returns rows x cols elements that hold NaN (floats) or nonsense (I32).
 func (m *memory) view(t layout.DType, rows, cols int) compute.View {
 	v := m.place(t, rows, cols)
 	for r := range rows {
-		row := v.Buf.Bytes[v.Off+r*v.Stride*4:][:cols*4]
-		for i := 0; i < len(row); i += 4 {
-			binary.LittleEndian.PutUint32(row[i:], guardWord)
+		row := bytesOf(v, r)
+		for i := 0; i < len(row); i += t.Size() {
+			copy(row[i:], guard{size: t.Size()}.bytes())
 		}
 	}
 	return v
 }
 
-// floats returns a view with the elements of x.
+// bytesOf is the memory of row i of a view.
+func bytesOf(v compute.View, i int) []byte {
+	size := v.Type.Size()
+	return v.Buf.Bytes[v.Off+i*v.Stride*size:][:v.Cols*size]
+}
+
+// floats returns a view with the elements of x, in float32 whatever the backend
+// keeps activations in.
 func (m *memory) floats(rows, cols int, x []float32) compute.View {
 	v := m.place(layout.F32, rows, cols)
 	for r := range rows {
@@ -108,13 +128,35 @@ func (m *memory) floats(rows, cols int, x []float32) compute.View {
 	return v
 }
 
-// pick returns a view with the chosen rows of x, each of cols elements.
+// activations is the type of the backend's activations.
+func (m *memory) activations() layout.DType { return compute.Activations(m.b) }
+
+// pick returns activations: the chosen rows of x, each of cols elements. They are
+// rounded in x too, to what the memory holds, so that what is expected of the
+// backend comes from the same numbers.
 func (m *memory) pick(rows []int, cols int, x []float32) compute.View {
-	v := m.place(layout.F32, len(rows), cols)
+	v := m.place(m.activations(), len(rows), cols)
 	for i, r := range rows {
-		copy(v.F32(i), x[r*cols:(r+1)*cols])
+		m.put(v, i, x[r*cols:(r+1)*cols])
 	}
 	return v
+}
+
+// put stores a row, and leaves in x what the memory then holds.
+func (m *memory) put(v compute.View, row int, x []float32) {
+	mem := bytesOf(v, row)[:0]
+	for i, f := range x {
+		switch v.Type {
+		case layout.I32:
+			mem = binary.LittleEndian.AppendUint32(mem, uint32(int32(f)))
+		case layout.F32: // the bits of a NaN too
+			mem = binary.LittleEndian.AppendUint32(mem, math.Float32bits(f))
+		default:
+			var held float64
+			mem, held = put(mem, v.Type, float64(f))
+			x[i] = float32(held)
+		}
+	}
 }
 
 // ints returns a view of one row.
@@ -128,15 +170,15 @@ func (m *memory) table(rows, cols int, x []int32) compute.View {
 	return v
 }
 
-// out returns an F32 view for results.
-func (m *memory) out(rows, cols int) compute.View { return m.view(layout.F32, rows, cols) }
+// out returns activations for results.
+func (m *memory) out(rows, cols int) compute.View { return m.view(m.activations(), rows, cols) }
 
 // outInts returns an I32 view for results.
 func (m *memory) outInts(rows, cols int) compute.View { return m.view(layout.I32, rows, cols) }
 
-// bytes returns n bytes of device memory that hold x, off bytes further than
+// device returns n bytes of device memory that hold x, off bytes further than
 // aligned.
-func (m *memory) bytes(x []byte, off int) []byte {
+func (m *memory) device(x []byte, off int) []byte {
 	if x == nil {
 		return nil
 	}
@@ -152,7 +194,7 @@ func (m *memory) load(w packed) *compute.Weight {
 	if m.layout == memSpread {
 		off = 4
 	}
-	x.Weight, x.Scales, x.Biases = m.bytes(x.Weight, off), m.bytes(x.Scales, off), m.bytes(x.Biases, off)
+	x.Weight, x.Scales, x.Biases = m.device(x.Weight, off), m.device(x.Scales, off), m.device(x.Biases, off)
 	got, err := m.b.Load(x)
 	if err != nil {
 		m.fail(fmt.Errorf("loading %s: %w", x.Name, err))
@@ -173,7 +215,7 @@ func (m *memory) run(ops ...compute.Op) error {
 		return err
 	}
 	for _, g := range m.guards {
-		if binary.LittleEndian.Uint32(g.b.Bytes[g.at:]) != guardWord {
+		if !bytes.HasPrefix(g.b.Bytes[g.at:], g.bytes()) {
 			return errors.New("memory outside the views was written")
 		}
 	}

@@ -345,15 +345,19 @@ func testUnary(s *suite) {
 }
 
 func testCopyRows(s *suite) {
-	for _, t := range []layout.DType{layout.F32, layout.I32} {
+	pairs := [][2]layout.DType{{layout.F32, layout.F32}, {layout.I32, layout.I32}}
+	if a := compute.Activations(s.b); a != layout.F32 {
+		pairs = append(pairs, [2]layout.DType{a, a}, [2]layout.DType{a, layout.F32}, [2]layout.DType{layout.F32, a})
+	}
+	for _, t := range pairs {
 		for _, cols := range []int{1, 5, 64, 129} {
 			for _, indexed := range []bool{false, true} {
-				name := fmt.Sprintf("CopyRows %v, %d columns, indexed %v", t, cols, indexed)
+				name := fmt.Sprintf("CopyRows %v to %v, %d columns, indexed %v", t[0], t[1], cols, indexed)
 				r := rng(name)
 				const rows = 33
-				src := make([]int32, rows*cols)
+				src := make([]float32, rows*cols)
 				for i := range src {
-					src[i] = int32(r.IntN(1 << 20))
+					src[i] = float32(r.IntN(1 << 20))
 				}
 				index := []int32{3, 3, -1, 0, rows, rows - 1, math.MaxInt32, math.MinInt32}
 				for len(index) < rows {
@@ -370,15 +374,9 @@ func testCopyRows(s *suite) {
 						if indexed {
 							from = ascending(33)
 						}
-						op := compute.CopyRows{Src: m.view(t, len(from), cols), Dst: m.view(t, len(rows), cols)}
+						op := compute.CopyRows{Src: m.view(t[0], len(from), cols), Dst: m.view(t[1], len(rows), cols)}
 						for i, r := range from {
-							for c := range cols {
-								if t == layout.I32 {
-									op.Src.I32(i)[c] = src[r*cols+c]
-								} else {
-									op.Src.F32(i)[c] = float32(src[r*cols+c])
-								}
-							}
+							m.put(op.Src, i, src[r*cols:][:cols])
 						}
 						if indexed {
 							op.Index = m.ints(pickInts(index, rows)...)

@@ -92,7 +92,7 @@ func (s *suite) play(c stateCase, lay memLayout, steps []stateStep) (played, err
 		}
 		st := compute.State{Mem: mem, Slots: m.ints(which...)}
 		if step.keep != nil {
-			st.Log = m.out(len(tokens), c.log)
+			st.Log = m.view(layout.F32, len(tokens), c.log)
 		}
 		run := c.record(m, tokens, st, rows)
 		var before [][]float32
@@ -103,7 +103,7 @@ func (s *suite) play(c stateCase, lay memLayout, steps []stateStep) (played, err
 			return p, err
 		}
 		for i, t := range tokens {
-			p.outs[t] = slices.Clone(run.out.F32(i))
+			p.outs[t] = floats(run.out, i)
 			if step.keep != nil {
 				p.logs[t] = slices.Clone(st.Log.F32(i))
 			}
@@ -204,7 +204,7 @@ func (s *suite) state(c stateCase) {
 			var last []approx
 			if i == 0 || !sch.bits {
 				outs, _, last = c.want(q)
-				s.judge(name+", state", q, got.states[q], last, s.opt.Tol)
+				s.judge32(name+", state", q, got.states[q], last, s.opt.Tol)
 			}
 			if sch.bits && !same(first.states[q], got.states[q]) {
 				s.fail(name, "the state of sequence %d has other bits than in one run", q)
@@ -323,7 +323,7 @@ func (s *suite) commit(c stateCase) {
 				for q := range stateSeqs {
 					for t, want := range logs[q] {
 						if log := got.logs[q*stateTokens+t]; log != nil {
-							s.judge(name+", log", q*stateTokens+t, log, want, s.opt.Tol)
+							s.judge32(name+", log", q*stateTokens+t, log, want, s.opt.Tol)
 						}
 					}
 				}
