@@ -15,7 +15,7 @@ func openMetal() (compute.Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--backend metal: %w; use --backend cpu", err)
 	}
-	b := metalkern.New(d)
+	b := metalkern.New(d, metalkern.Options{})
 	if err := metalkern.SelfTest(b); err != nil {
 		b.Close()
 		return nil, fmt.Errorf("--backend metal: %w; use --backend cpu", err)

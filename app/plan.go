@@ -102,7 +102,7 @@ func planOf(ctx context.Context, v *config) (*plan, error) {
 	r := metalkern.NewRecorder()
 	target, drafter := resources.Demo()
 	places, _, _ := storage(v)
-	eng := engine.New(engine.Options{Version: version, Backend: func() (compute.Backend, error) { return metalkern.New(r), nil },
+	eng := engine.New(engine.Options{Version: version, Backend: func() (compute.Backend, error) { return metalkern.New(r, metalkern.Options{}), nil },
 		Builtins:  map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}},
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Slots: -1, ModelRoot: "."})
 	defer eng.Close(context.WithoutCancel(ctx))

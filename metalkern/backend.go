@@ -14,6 +14,7 @@ import (
 type backend struct {
 	compute.SubmitCounter
 	dev     Device
+	options Options
 	choices *choices
 	ring    [3]slot // programs in flight
 	at      int
@@ -52,18 +53,36 @@ func (p *pending) Wait() error {
 	return p.err
 }
 
+// Options says how a backend works.
+type Options struct {
+	// Activations is what lies between ops: F32 (0 means that too), F16 or BF16.
+	// Sums are float32 in any case.
+	Activations layout.DType
+	// Relaxed lets 9 to 16 rows of a Linear use the matrix units, which sum in
+	// another order: a row's bits then depend on how many rows run with it.
+	Relaxed bool
+}
+
 // New returns a backend that owns the device until Close.
-func New(d Device) compute.Backend {
-	b := &backend{dev: d, choices: &choices{chosen: map[Key]int{}}}
+func New(d Device, o Options) compute.Backend {
+	b := &backend{dev: d, options: o, choices: &choices{chosen: map[Key]int{}}}
 	pipes := &pipelines{dev: d, ids: map[variant]uint32{}}
 	for i := range b.ring {
-		b.ring[i].lower.dev, b.ring[i].lower.pipes, b.ring[i].lower.choices = d, pipes, b.choices
+		b.ring[i].lower.dev, b.ring[i].lower.pipes, b.ring[i].lower.choices, b.ring[i].lower.options = d, pipes, b.choices, o
 	}
 	return b
 }
 
 // Name returns "metal".
 func (*backend) Name() string { return "metal" }
+
+// Activations makes scratch memory hand out views of that type.
+func (b *backend) Activations() layout.DType {
+	if b.options.Activations == 0 {
+		return layout.F32
+	}
+	return b.options.Activations
+}
 
 // Alloc returns zeroed memory that CPU and GPU share.
 func (b *backend) Alloc(label string, bytes int) (*compute.Buffer, error) {
@@ -199,7 +218,7 @@ func (b *backend) Close() error {
 type variant struct {
 	kernel    string
 	n         int
-	constants [9]uint32
+	constants [16]uint32
 }
 
 // pipelines are the variants that were asked for so far.

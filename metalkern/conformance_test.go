@@ -18,14 +18,24 @@ import (
 // options: prefill rows go through the matrix units, which sum in another order.
 var options = conformance.Options{RelaxedPrefill: true}
 
+// TestConformance runs the suite with activations in float32, and with all asked
+// for in halves too: there every result may be off by what float32 may be, and by
+// one rounding to the half, because kernels work in float32 and round when they
+// store (README.md says what that is for each op).
 func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the plain run does this: the race detector does not watch the kernels")
 	}
-	b, dev := metaltest.Open(t, metaltest.Build{}, metaltest.Order{})
-	conformance.Run(t, "emulated", b, options)
-	if !t.Failed() && !strings.Contains(os.Args[len(os.Args)-1], "/") {
-		coverage(t, dev)
+	modes := []layout.DType{layout.F32}
+	if os.Getenv("SPARKBAR_REQUIRE") == "all" {
+		modes = append(modes, layout.F16, layout.BF16)
+	}
+	for _, mode := range modes {
+		b, dev := metaltest.OpenWith(t, metaltest.Build{}, metaltest.Order{}, metalkern.Options{Activations: mode})
+		conformance.Run(t, mode.String(), b, options)
+		if !t.Failed() && !strings.Contains(os.Args[len(os.Args)-1], "/") {
+			coverage(t, dev, mode)
+		}
 	}
 }
 
@@ -56,31 +66,45 @@ func everything(t *testing.T) {
 // variantName takes apart what metaltest.Device.Uses says.
 var variantName = regexp.MustCompile(`(\d+)=(\d+)`)
 
-// coverage lists how often each kernel ran with each way in which weights or
-// caches are stored, and wants every one of them to have run.
-func coverage(t *testing.T, dev *metaltest.Device) {
+// ids are the kernels that touch no activations.
+var ids = []string{"map_ids"}
+
+// coverage lists how often each kernel ran with each type of activations and each
+// way in which weights or caches are stored, and wants every one of them to have
+// run.
+func coverage(t *testing.T, dev *metaltest.Device, mode layout.DType) {
 	counts := map[string]int{}
 	for use, n := range dev.Uses() {
 		kernel, _, _ := strings.Cut(use, " ")
-		var c [9]uint64
+		var c [16]uint64
 		for _, m := range variantName.FindAllStringSubmatch(use, -1) {
 			i, _ := strconv.Atoi(m[1])
 			c[i], _ = strconv.ParseUint(m[2], 10, 32)
 		}
-		key := kernel
-		switch kernel {
-		case "linear_rows", "linear_tiles", "embed", "pair_select":
-			key += " " + stored(layout.Scheme(c[0]), int(c[1]), int(c[2]), layout.DType(c[3]))
-		case "attention", "attention_merge", "kv_write":
-			if c[1] > 0 {
-				c[0] = 0 // the type says nothing
+		types := layout.F32
+		for i := range 16 {
+			if k := c[0] >> (2 * i) & 3; k > 0 {
+				types = []layout.DType{0, layout.F16, layout.BF16}[k]
 			}
-			key += fmt.Sprintf(" %v, %d bits by %d", layout.DType(c[0]), c[1], c[2])
+		}
+		kernel += " " + types.String()
+		if slices.Contains(ids, strings.Fields(kernel)[0]) {
+			kernel = strings.Fields(kernel)[0] + " (ids only)"
+		}
+		key := kernel
+		switch strings.Fields(kernel)[0] {
+		case "linear_rows", "linear_tiles", "embed", "pair_select":
+			key += " " + stored(layout.Scheme(c[1]), int(c[2]), int(c[3]), layout.DType(c[4]))
+		case "attention", "attention_merge", "kv_write":
+			if c[2] > 0 {
+				c[1] = 0 // the type says nothing
+			}
+			key += fmt.Sprintf(" %v, %d bits by %d", layout.DType(c[1]), c[2], c[3])
 		}
 		counts[key] += n
-		if kernel == "linear_rows" {
-			counts[fmt.Sprintf("linear_rows with tiles of %d", c[7])] += n
-			counts[fmt.Sprintf("linear_rows in mode %d", c[4])] += n
+		if strings.HasPrefix(kernel, "linear_rows") {
+			counts[fmt.Sprintf("%s with tiles of %d", kernel, c[8])] += n
+			counts[fmt.Sprintf("%s in mode %d", kernel, c[5])] += n
 		}
 	}
 	var want []string
@@ -107,24 +131,24 @@ func coverage(t *testing.T, dev *metaltest.Device) {
 	}
 	for _, w := range want {
 		for _, k := range []string{"linear_rows", "linear_tiles", "embed"} {
-			need(k + " " + w)
+			need(fmt.Sprintf("%s %v %s", k, mode, w))
 		}
 	}
 	for _, k := range []string{"attention", "kv_write"} {
 		for d := layout.F32; d <= layout.BF16; d++ {
-			need(fmt.Sprintf("%s %v, 0 bits by 1", k, d))
+			need(fmt.Sprintf("%s %v %v, 0 bits by 1", k, mode, d))
 		}
 		for _, bits := range []int{4, 8} {
 			for _, g := range []int{32, 64, 128} {
-				need(fmt.Sprintf("%s %v, %d bits by %d", k, layout.DType(0), bits, g))
+				need(fmt.Sprintf("%s %v %v, %d bits by %d", k, mode, layout.DType(0), bits, g))
 			}
 		}
 	}
 	for _, n := range []int{1, 2, 4, 8, 16} {
-		need(fmt.Sprintf("linear_rows with tiles of %d", n))
+		need(fmt.Sprintf("linear_rows %v with tiles of %d", mode, n))
 	}
-	for mode := range 3 {
-		need(fmt.Sprintf("linear_rows in mode %d", mode))
+	for m := range 3 {
+		need(fmt.Sprintf("linear_rows %v in mode %d", mode, m))
 	}
 	sources, err := metalkern.Sources()
 	if err != nil {
@@ -132,8 +156,12 @@ func coverage(t *testing.T, dev *metaltest.Device) {
 	}
 	for _, s := range sources {
 		for _, k := range s.Kernels {
-			if !slices.ContainsFunc(keys(counts), func(key string) bool { return strings.Split(key, " ")[0] == k && counts[key] > 0 }) {
-				t.Errorf("kernel %s never ran", k)
+			types := mode.String()
+			if slices.Contains(ids, k) {
+				types = "(ids"
+			}
+			if !slices.ContainsFunc(keys(counts), func(key string) bool { return strings.HasPrefix(key, k+" "+types) && counts[key] > 0 }) {
+				t.Errorf("kernel %s never ran with activations in %v", k, mode)
 			}
 		}
 	}
@@ -141,7 +169,7 @@ func coverage(t *testing.T, dev *metaltest.Device) {
 	for _, k := range keys(counts) {
 		lines = append(lines, fmt.Sprintf("%7d %s", counts[k], k))
 	}
-	t.Logf("dispatches of each kernel and layout:\n%s", strings.Join(lines, "\n"))
+	t.Logf("activations in %v: dispatches of each kernel, type and layout:\n%s", mode, strings.Join(lines, "\n"))
 }
 
 func stored(s layout.Scheme, bits, group int, d layout.DType) string {

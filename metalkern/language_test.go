@@ -29,7 +29,7 @@ var words = strings.Fields("if else for while switch return sizeof float half in
 var (
 	comment    = regexp.MustCompile(`(?s)//[^\n]*|/\*.*?\*/`)
 	called     = regexp.MustCompile(`\b([A-Za-z_]\w*)\s*(?:<[\w\s,()>?:]*>)?\(`)
-	defined    = regexp.MustCompile(`(?m)^(?:inline|kernel)\s[^\n(]*?\b(\w+)\(|#define (\w+)|^struct (\w+)`)
+	defined    = regexp.MustCompile(`(?m)^\s*(?:inline|kernel)\s[^\n(]*?\b(\w+)\(|#define (\w+)|^struct (\w+)`)
 	attributes = regexp.MustCompile(`\[\[(\w+)`)
 	banned     = regexp.MustCompile(`\b(double|long|auto|new|delete|goto|asm|static|virtual|try|throw|std|restrict|volatile|char|unsigned)\b`)
 	literal    = regexp.MustCompile(`\d+\.\d*(?:e[+-]?\d+)?[^f\de]`)
@@ -101,7 +101,7 @@ func TestAddressSpaces(t *testing.T) {
 	}
 	for _, s := range sources { // and it does notice
 		if s.Name == "rows.metal" {
-			broken := strings.Replace(s.Text, "device const float *xr = x +", "threadgroup const float *xr = x +", 1)
+			broken := strings.Replace(s.Text, "threadgroup float *shared [[threadgroup(0)]]", "device float *shared [[threadgroup(0)]]", 1)
 			if broken == s.Text {
 				t.Fatal("the text to break is gone")
 			}

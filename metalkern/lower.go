@@ -6,12 +6,14 @@ import (
 	"unsafe"
 
 	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
 )
 
 // lowerer turns a Program into a List. Its memory is reused by the next program.
 type lowerer struct {
 	dev     Device
 	pipes   *pipelines
+	options Options
 	choices *choices // nil: the default variants
 	list    List
 	used    []*compute.Buffer // that the list touches
@@ -124,7 +126,7 @@ func (l *lowerer) single(op compute.Op) error {
 	case compute.TopK:
 		return l.choose(o.X, o.IDs, o.Vals, u32(o.IDs.Stride), u32(o.IDs.Cols))
 	case compute.LogSumExp:
-		return add(l, dispatch{kernel: "log_sum_exp", groups: [3]int{o.X.Rows}, threads: 256, shared: 64}, chooseArgs{cols: u32(o.X.Cols), x: u32(o.X.Stride), out: u32(o.Out.Stride)},
+		return add(l, dispatch{kernel: "log_sum_exp", types: types(o.X, o.Out), groups: [3]int{o.X.Rows}, threads: 256, shared: 64}, chooseArgs{cols: u32(o.X.Cols), x: u32(o.X.Stride), out: u32(o.Out.Stride)},
 			l.in(o.X), l.out(o.Out))
 	case compute.MapIDs:
 		return add(l, dispatch{kernel: "map_ids", groups: [3]int{blocks(o.IDs.Cols)}, threads: 256}, mapArgs{u32(o.IDs.Cols), u32(o.Offset.Cols)}, l.in(o.IDs), l.in(o.Offset), l.out(o.Out))
@@ -142,9 +144,23 @@ type bind struct {
 	reads, writes bool
 }
 
+// types is TYPES of common.h: what each activation of a kernel is, in its order.
+func types(activations ...compute.View) (all uint32) {
+	for i, v := range activations {
+		switch v.Type {
+		case layout.F16:
+			all |= 1 << (2 * i)
+		case layout.BF16:
+			all |= 2 << (2 * i)
+		}
+	}
+	return all
+}
+
 // dispatch is a kernel with its function constants, in order, and its grid.
 type dispatch struct {
 	kernel    string
+	types     uint32 // of its activations, see types
 	constants []uint32
 	groups    [3]int // 0 = 1, but the first
 	threads   int
@@ -170,8 +186,9 @@ func add[T any](l *lowerer, d dispatch, args T, binds ...bind) error {
 	if d.shared > maxShared {
 		return fmt.Errorf("kernel %s needs %d bytes of threadgroup memory, there are %d", d.kernel, d.shared, maxShared)
 	}
-	v := variant{kernel: d.kernel, n: len(d.constants)}
-	copy(v.constants[:], d.constants)
+	v := variant{kernel: d.kernel, n: 1 + len(d.constants)}
+	v.constants[0] = d.types
+	copy(v.constants[1:], d.constants)
 	var err error
 	if x.Pipeline, err = l.pipes.get(v); err != nil {
 		return err
@@ -300,7 +317,7 @@ func (l *lowerer) embed(o compute.Embed) error {
 	}
 	w, s, b := l.weight(o.W)
 	f := format(o.W)
-	return add(l, dispatch{kernel: "embed", constants: f[:], groups: [3]int{ceil(o.W.Cols, 256), o.Out.Rows}, threads: 32},
+	return add(l, dispatch{kernel: "embed", types: types(o.Out), constants: f[:], groups: [3]int{ceil(o.W.Cols, 256), o.Out.Rows}, threads: 32},
 		embedArgs{u32(o.Out.Rows), u32(o.W.Cols), u32(o.W.Rows), u32(o.Out.Stride), o.Scale, o.W.GlobalScale}, l.in(o.IDs), w, s, b, l.out(o.Out))
 }
 
@@ -324,7 +341,7 @@ func (l *lowerer) norm(o compute.Norm) error {
 	const l2, weight, whole, before, after = 1, 2, 4, 8, 16
 	flags := flag(o.Kind == compute.L2, l2) | flag(o.W.Given(), weight) | flag(o.W.Given() && o.W.Cols != group, whole) |
 		flag(o.Place == compute.GateBefore, before) | flag(o.Place == compute.GateAfter, after)
-	return add(l, dispatch{kernel: "norm", constants: []uint32{flags}, groups: [3]int{o.X.Cols / group, o.X.Rows}, threads: 32 * simds, shared: 4 * simds},
+	return add(l, dispatch{kernel: "norm", types: types(o.X, o.Gate, o.Out), constants: []uint32{flags}, groups: [3]int{o.X.Cols / group, o.X.Rows}, threads: 32 * simds, shared: 4 * simds},
 		normArgs{u32(group), u32(o.X.Stride), u32(o.Out.Stride), u32(o.Gate.Stride), u32(simds), o.Eps, o.Scale, o.Offset}, l.in(o.X), l.in(o.W), l.in(o.Gate), l.out(o.Out))
 }
 
@@ -359,7 +376,7 @@ func rotations(ops []compute.Op) ([]rotation, int) {
 				x.norm = &norms[i]
 			}
 		}
-		if len(r) == 1 && (o.X.Buf == r[0].rope.X.Buf && overlap(o.X, r[0].rope.X) || o.X.Rows != r[0].rope.X.Rows || o.Pos != r[0].rope.Pos || o.Freq != r[0].rope.Freq ||
+		if len(r) == 1 && (o.X.Buf == r[0].rope.X.Buf && overlap(o.X, r[0].rope.X) || o.X.Rows != r[0].rope.X.Rows || o.X.Type != r[0].rope.X.Type || o.Pos != r[0].rope.Pos || o.Freq != r[0].rope.Freq ||
 			o.HeadDim != r[0].rope.HeadDim || o.Interleaved != r[0].rope.Interleaved || (x.norm == nil) != (r[0].norm == nil) ||
 			x.norm != nil && x.norm.W.Given() != r[0].norm.W.Given()) {
 			break
@@ -382,7 +399,7 @@ func rotations(ops []compute.Op) ([]rotation, int) {
 }
 
 func overlap(a, b compute.View) bool {
-	size := func(v compute.View) int { return ((v.Rows-1)*v.Stride + v.Cols) * 4 }
+	size := func(v compute.View) int { return ((v.Rows-1)*v.Stride + v.Cols) * v.Type.Size() }
 	return a.Off < b.Off+size(b) && b.Off < a.Off+size(a)
 }
 
@@ -415,7 +432,7 @@ func (l *lowerer) rope(r []rotation) error {
 	if o.X.Rows == 0 {
 		return nil
 	}
-	return add(l, dispatch{kernel: "rope", constants: []uint32{flags}, groups: [3]int{heads, o.X.Rows}, threads: 32}, a,
+	return add(l, dispatch{kernel: "rope", types: types(o.X), constants: []uint32{flags}, groups: [3]int{heads, o.X.Rows}, threads: 32}, a,
 		x[0], x[1], l.in(o.Pos), l.in(o.Freq), w[0], w[1])
 }
 
@@ -432,7 +449,7 @@ func (l *lowerer) binary(o compute.Binary) error {
 	if o.A.Rows == 0 {
 		return nil
 	}
-	return add(l, dispatch{kernel: "binary", constants: []uint32{0, uint32(o.Kind)}, groups: [3]int{blocks(o.A.Cols), o.A.Rows}, threads: 256},
+	return add(l, dispatch{kernel: "binary", types: types(o.A, o.B, o.Out), constants: []uint32{0, uint32(o.Kind)}, groups: [3]int{blocks(o.A.Cols), o.A.Rows}, threads: 256},
 		binaryArgs{u32(o.A.Cols), u32(o.A.Stride), u32(b), u32(o.Out.Stride), u32(o.BGroup), o.Scale}, l.in(o.A), l.in(o.B), l.out(o.Out))
 }
 
@@ -445,7 +462,7 @@ func (l *lowerer) unary(o compute.Unary) error {
 	if o.X.Rows == 0 {
 		return nil
 	}
-	return add(l, dispatch{kernel: "unary", constants: []uint32{0, uint32(o.Kind)}, groups: [3]int{blocks(o.X.Cols), o.X.Rows}, threads: 256},
+	return add(l, dispatch{kernel: "unary", types: types(o.X, o.Out), constants: []uint32{0, uint32(o.Kind)}, groups: [3]int{blocks(o.X.Cols), o.X.Rows}, threads: 256},
 		unaryArgs{u32(o.X.Cols), u32(o.X.Stride), u32(o.Out.Stride), o.V}, l.in(o.X), l.out(o.Out))
 }
 
@@ -455,14 +472,14 @@ func (l *lowerer) copyRows(o compute.CopyRows) error {
 	if o.Dst.Rows == 0 {
 		return nil
 	}
-	return add(l, dispatch{kernel: "copy_rows", constants: []uint32{flag(o.Index.Given(), 1)}, groups: [3]int{blocks(o.Dst.Cols), o.Dst.Rows}, threads: 256},
+	return add(l, dispatch{kernel: "copy_rows", types: types(o.Src, o.Dst), constants: []uint32{flag(o.Index.Given(), 1)}, groups: [3]int{blocks(o.Dst.Cols), o.Dst.Rows}, threads: 256},
 		copyArgs{u32(o.Dst.Cols), u32(o.Src.Rows), u32(o.Src.Stride), u32(o.Dst.Stride)}, l.in(o.Src), l.in(o.Index), l.out(o.Dst))
 }
 
 type chooseArgs struct{ cols, x, out, vals, k uint32 }
 
 func (l *lowerer) choose(x, ids, vals compute.View, step, k uint32) error {
-	return add(l, dispatch{kernel: "choose", constants: []uint32{flag(vals.Given(), 1)}, groups: [3]int{x.Rows}, threads: 256, shared: 64},
+	return add(l, dispatch{kernel: "choose", types: types(x, vals), constants: []uint32{flag(vals.Given(), 1)}, groups: [3]int{x.Rows}, threads: 256, shared: 64},
 		chooseArgs{u32(x.Cols), u32(x.Stride), step, u32(vals.Stride), k}, l.in(x), l.out(ids), l.out(vals))
 }
 
@@ -474,7 +491,7 @@ func (l *lowerer) blockConv(o compute.BlockConv) error {
 	if o.X.Rows == 0 {
 		return nil
 	}
-	return add(l, dispatch{kernel: "block_conv", groups: [3]int{blocks(o.X.Cols), o.X.Rows}, threads: 256},
+	return add(l, dispatch{kernel: "block_conv", types: types(o.X, o.P, o.Out), groups: [3]int{blocks(o.X.Cols), o.X.Rows}, threads: 256},
 		blockConvArgs{u32(o.X.Cols), u32(o.Base.Rows), u32(o.Group), u32(o.Block), u32(o.X.Stride), u32(o.Base.Stride), u32(o.P.Stride), u32(o.Out.Stride)},
 		l.in(o.X), l.in(o.Base), l.in(o.P), l.out(o.Out))
 }
@@ -493,7 +510,7 @@ func (l *lowerer) pairSelect(o compute.PairSelect) error {
 	bw, bs, bb := l.weight(o.B)
 	const sampled, probs = 1, 2
 	c := append(f[:], flag(o.Uniform.Given(), sampled)|flag(o.Probs.Given(), probs))
-	return add(l, dispatch{kernel: "pair_select", constants: c, groups: [3]int{o.Unary.Rows / o.Slots}, threads: 32, shared: 4 * (o.H.Cols + o.Unary.Cols)},
+	return add(l, dispatch{kernel: "pair_select", types: types(o.Unary, o.H, o.Probs), constants: c, groups: [3]int{o.Unary.Rows / o.Slots}, threads: 32, shared: 4 * (o.H.Cols + o.Unary.Cols)},
 		pairArgs{u32(o.Slots), u32(o.Unary.Cols), u32(o.H.Cols), u32(o.A.Rows), u32(o.B.Rows), u32(o.Unary.Stride), u32(o.Cand.Stride), u32(o.H.Stride), u32(o.Probs.Stride),
 			o.Temperature, o.A.GlobalScale, o.B.GlobalScale},
 		l.in(o.Unary), l.in(o.Cand), l.in(o.Anchor), aw, as, ab, bw, bs, bb, l.in(o.H), l.in(o.Uniform), l.out(o.IDs), l.out(o.Probs))

@@ -46,8 +46,11 @@ func (l *lowerer) kvWrite(o compute.KVWrite) error {
 	if o.Rows.N == 0 || o.KV.Pages == 0 {
 		return nil
 	}
+	if sides == 2 && o.V.Type != o.K.Type {
+		return fmt.Errorf("keys in %v and values in %v have no kernel", o.K.Type, o.V.Type)
+	}
 	k, v := l.cacheMemory(o.KV, true)
-	return add(l, dispatch{kernel: "kv_write", constants: cacheFormat(o.KV), groups: [3]int{o.KV.Heads, o.Rows.N, sides}, threads: 32},
+	return add(l, dispatch{kernel: "kv_write", types: types(o.K), constants: cacheFormat(o.KV), groups: [3]int{o.KV.Heads, o.Rows.N, sides}, threads: 32},
 		writeArgs{cache(o.KV), u32(o.K.Stride), u32(o.V.Stride), u32(o.Pages.Table.Rows), u32(o.Pages.Table.Cols), u32(o.Pages.Table.Stride)},
 		l.in(o.K), l.in(o.V), l.in(o.Rows.Pos), l.in(o.Rows.Of), l.in(o.Pages.Table), k, v)
 }
@@ -105,7 +108,7 @@ func (l *lowerer) attention(o compute.Attention) error {
 			}
 			made, out = memory(part, true), bind{}
 		}
-		err := add(l, dispatch{kernel: "attention", constants: append(cacheFormat(kv), flags, u32(dims)), groups: [3]int{splits, kv.Heads * tiles, ceil(hi-lo, rows)}, threads: 64,
+		err := add(l, dispatch{kernel: "attention", types: types(o.Q, o.Out), constants: append(cacheFormat(kv), flags, u32(dims)), groups: [3]int{splits, kv.Heads * tiles, ceil(hi-lo, rows)}, threads: 64,
 			shared: 4 * (queries*kv.KDim + queries*compute.PageSize + 3*queries)}, a,
 			l.in(o.Q.Slice(lo, hi)), l.in(o.Rows.Of.Columns(lo, hi)), l.in(o.Pages.Table), l.in(o.Pages.Lo.Columns(lo, hi)), l.in(o.Pages.Hi.Columns(lo, hi)), k, v, l.in(o.Sinks), out, made)
 		if err != nil || splits == 1 {
@@ -114,7 +117,7 @@ func (l *lowerer) attention(o compute.Attention) error {
 			}
 			continue
 		}
-		err = add(l, dispatch{kernel: "attention_merge", constants: append(cacheFormat(kv), flags), groups: [3]int{o.Heads, hi - lo}, threads: 64}, a,
+		err = add(l, dispatch{kernel: "attention_merge", types: types(o.Q, o.Out), constants: append(cacheFormat(kv), flags), groups: [3]int{o.Heads, hi - lo}, threads: 64}, a,
 			memory(part, false), l.in(o.Sinks), l.out(o.Out.Slice(lo, hi)))
 		if err != nil {
 			return err

@@ -88,7 +88,7 @@ func (l *lowerer) together(ops []compute.Op) int {
 	n := 1
 	for ; plain(first) && n < len(ops) && n < 3; n++ {
 		o, ok := ops[n].(compute.Linear)
-		if !ok || !plain(o) || o.X != first.X || format(o.W) != format(first.W) || o.Bias.Given() != first.Bias.Given() || o.Act != first.Act || o.Scale != first.Scale || o.Prefill != first.Prefill {
+		if !ok || !plain(o) || o.X != first.X || format(o.W) != format(first.W) || o.Bias.Given() != first.Bias.Given() || o.Out.Type != first.Out.Type || o.Act != first.Act || o.Scale != first.Scale || o.Prefill != first.Prefill {
 			break
 		}
 		before := slices.ContainsFunc(ops[:n], func(p compute.Op) bool {
@@ -184,7 +184,7 @@ func (l *lowerer) linearPart(ops []compute.Op, lo, hi int, tiled bool) error {
 		}
 	}
 	f := format(o.W)
-	d := dispatch{kernel: "linear_rows", constants: append(f[:], modeRows, uint32(o.Act), flags, u32(rows), u32(len(ops))), groups: [3]int{groups, ceil(hi-lo, rows)}, threads: 32 * simds}
+	d := dispatch{kernel: "linear_rows", types: types(o.X, o.Residual, o.Out), constants: append(f[:], modeRows, uint32(o.Act), flags, u32(rows), u32(len(ops))), groups: [3]int{groups, ceil(hi-lo, rows)}, threads: 32 * simds}
 	if tiled {
 		d.kernel, d.threads, d.shared = "linear_tiles", 128, 3*32*36*4
 		d.constants[7] = 0
@@ -217,7 +217,7 @@ func (l *lowerer) lowRank(ad *compute.Adapter, x compute.View, which int) (Memor
 	s.out = memory(t, true)
 	rows, outs := tile(x.Rows, false)
 	f := format(ad.A)
-	return t, add(l, dispatch{kernel: "linear_rows", constants: append(f[:], modeRows, 0, 0, u32(rows), 1), groups: [3]int{ceil(ad.A.Rows, outs), ceil(x.Rows, rows)}, threads: 32 * simds}, a, b.list()...)
+	return t, add(l, dispatch{kernel: "linear_rows", types: types(x), constants: append(f[:], modeRows, 0, 0, u32(rows), 1), groups: [3]int{ceil(ad.A.Rows, outs), ceil(x.Rows, rows)}, threads: 32 * simds}, a, b.list()...)
 }
 
 func (l *lowerer) headLinear(o compute.HeadLinear) error {
@@ -231,7 +231,7 @@ func (l *lowerer) headLinear(o compute.HeadLinear) error {
 	s.out = l.out(o.Out)
 	rows, outs := tile(o.X.Rows, false)
 	f := format(o.W)
-	return add(l, dispatch{kernel: "linear_rows", constants: append(f[:], modeHeads, 0, 0, u32(rows), 1), groups: [3]int{ceil(o.W.Rows, outs), ceil(o.X.Rows, rows), o.W.Batch}, threads: 32 * simds}, a, b.list()...)
+	return add(l, dispatch{kernel: "linear_rows", types: types(o.X, compute.View{}, o.Out), constants: append(f[:], modeHeads, 0, 0, u32(rows), 1), groups: [3]int{ceil(o.W.Rows, outs), ceil(o.X.Rows, rows), o.W.Batch}, threads: 32 * simds}, a, b.list()...)
 }
 
 type sortArgs struct{ pairs, topK, experts, room, ids, outStride, out uint32 }
@@ -261,7 +261,7 @@ func (l *lowerer) moeLinear(o compute.MoELinear) error {
 	if err != nil {
 		return err
 	}
-	err = add(l, dispatch{kernel: "sort_experts", groups: [3]int{1}, threads: 256, shared: 8 * o.W.Batch},
+	err = add(l, dispatch{kernel: "sort_experts", types: types(o.Out), groups: [3]int{1}, threads: 256, shared: 8 * o.W.Batch},
 		sortArgs{u32(pairs), u32(o.IDs.Cols), u32(o.W.Batch), u32(room), u32(o.IDs.Stride), u32(o.Out.Stride), u32(o.W.Rows)}, l.in(o.IDs), memory(list, true), l.out(o.Out))
 	if err != nil {
 		return err
@@ -285,5 +285,5 @@ func (l *lowerer) moeLinear(o compute.MoELinear) error {
 	}
 	rows, outs := tile(o.IDs.Rows, flags&linGated != 0)
 	f := format(o.W)
-	return add(l, dispatch{kernel: "linear_rows", constants: append(f[:], modeExperts, uint32(o.Act), flags, u32(rows), 1), groups: [3]int{ceil(o.W.Rows, outs), 1, room}, threads: 32 * simds}, a, b.list()...)
+	return add(l, dispatch{kernel: "linear_rows", types: types(o.X, compute.View{}, o.Out), constants: append(f[:], modeExperts, uint32(o.Act), flags, u32(rows), 1), groups: [3]int{ceil(o.W.Rows, outs), 1, room}, threads: 32 * simds}, a, b.list()...)
 }

@@ -15,7 +15,7 @@ func (l *lowerer) route(o compute.MoERoute) error {
 	const bias, normalize, perExpert = 1, 2, 4
 	flags := flag(o.Bias.Given(), bias) | flag(o.Normalize, normalize) | flag(o.PerExpert.Given(), perExpert)
 	groups := max(o.Groups, 1)
-	return add(l, dispatch{kernel: "route", constants: []uint32{flags, uint32(o.Kind)}, groups: [3]int{o.Logits.Rows}, threads: 32, shared: 4 * (3*o.Logits.Cols + 2*groups)},
+	return add(l, dispatch{kernel: "route", types: types(o.Logits, o.Weights), constants: []uint32{flags, uint32(o.Kind)}, groups: [3]int{o.Logits.Rows}, threads: 32, shared: 4 * (3*o.Logits.Cols + 2*groups)},
 		routeArgs{u32(o.Logits.Cols), u32(o.TopK), u32(groups), u32(o.TopGroups), u32(o.Logits.Stride), u32(o.IDs.Stride), u32(o.Weights.Stride), o.NormEps, o.Scale},
 		l.in(o.Logits), l.in(o.Bias), l.in(o.PerExpert), l.out(o.IDs), l.out(o.Weights))
 }
@@ -31,7 +31,7 @@ func (l *lowerer) combine(o compute.MoECombine) error {
 		return nil
 	}
 	flags := flag(o.Shared.Given(), shared) | flag(o.SharedGate.Given(), sharedGate) | flag(o.Residual.Given(), residual)
-	return add(l, dispatch{kernel: "combine", constants: []uint32{flags}, groups: [3]int{blocks(o.Out.Cols), o.Out.Rows}, threads: 256},
+	return add(l, dispatch{kernel: "combine", types: types(o.X, o.Weights, o.Shared, o.SharedGate, o.Residual, o.Out), constants: []uint32{flags}, groups: [3]int{blocks(o.Out.Cols), o.Out.Rows}, threads: 256},
 		combineArgs{u32(o.Out.Cols), u32(o.Weights.Cols), u32(o.X.Stride), u32(o.Weights.Stride), u32(o.Shared.Stride), u32(o.SharedGate.Stride), u32(o.Residual.Stride), u32(o.Out.Stride), o.Scale},
 		l.in(o.X), l.in(o.Weights), l.in(o.Shared), l.in(o.SharedGate), l.in(o.Residual), l.out(o.Out))
 }
@@ -88,7 +88,7 @@ func (l *lowerer) conv(o compute.ShortConv, keep compute.View) error {
 	if !keep.Given() {
 		out = l.out(o.Out)
 	}
-	return add(l, dispatch{kernel: "short_conv", constants: []uint32{flags}, groups: [3]int{ceil(o.W.Rows, 32), o.Rows.Segments}, threads: 32},
+	return add(l, dispatch{kernel: "short_conv", types: types(o.X, o.Out), constants: []uint32{flags}, groups: [3]int{ceil(o.W.Rows, 32), o.Rows.Segments}, threads: 32},
 		convArgs{g, u32(o.W.Rows), u32(o.W.Cols), u32(o.X.Stride), u32(o.W.Stride), u32(o.Out.Stride)},
 		l.in(o.X), l.in(o.W), l.in(o.Bias), s.mem, s.slots, s.log, s.start, s.keep, out)
 }
@@ -111,7 +111,7 @@ func (l *lowerer) delta(o compute.GatedDelta, keep compute.View) error {
 	if !keep.Given() {
 		out = l.out(o.Out)
 	}
-	return add(l, dispatch{kernel: "gated_delta", constants: []uint32{flags, per}, groups: [3]int{o.DimV, o.HeadsV, o.Rows.Segments}, threads: 32},
+	return add(l, dispatch{kernel: "gated_delta", types: types(o.Q, o.K, o.V, o.A, o.B, o.Out), constants: []uint32{flags, per}, groups: [3]int{o.DimV, o.HeadsV, o.Rows.Segments}, threads: 32},
 		deltaArgs{g, u32(o.HeadsK), u32(o.HeadsV), u32(o.DimK), u32(o.DimV), u32(o.Q.Stride), u32(o.K.Stride), u32(o.V.Stride), u32(o.A.Stride), u32(o.B.Stride), u32(o.Out.Stride)},
 		l.in(o.Q), l.in(o.K), l.in(o.V), l.in(o.A), l.in(o.B), l.in(o.ALog), l.in(o.DtBias), s.mem, s.slots, s.log, s.start, s.keep, out)
 }
@@ -135,7 +135,7 @@ func (l *lowerer) ssm(o compute.SSMScan, keep compute.View) error {
 	if !keep.Given() {
 		out = l.out(o.Out)
 	}
-	return add(l, dispatch{kernel: "ssm_scan", constants: []uint32{flags, per}, groups: [3]int{o.Dim, o.Heads, o.Rows.Segments}, threads: 32},
+	return add(l, dispatch{kernel: "ssm_scan", types: types(o.X, o.B, o.C, o.Dt, o.Out), constants: []uint32{flags, per}, groups: [3]int{o.Dim, o.Heads, o.Rows.Segments}, threads: 32},
 		scanArgs{g, u32(o.Heads), u32(o.Dim), u32(o.Groups), u32(o.StateDim), u32(o.X.Stride), u32(o.B.Stride), u32(o.C.Stride), u32(o.Dt.Stride), u32(o.Out.Stride), o.DtMin, o.DtMax},
 		l.in(o.X), l.in(o.B), l.in(o.C), l.in(o.Dt), l.in(o.ALog), l.in(o.D), l.in(o.DtBias), s.mem, s.slots, s.log, s.start, s.keep, out)
 }

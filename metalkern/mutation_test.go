@@ -30,7 +30,7 @@ var faults = []fault{
 	{"rows: the next group's scale", "linear.metal", "rows", "col / GROUP;\n      scale = number", "(col + 8) / GROUP;\n      scale = number", 0},
 	{"choose: the wrong kind of barrier", "rows.metal", "elements and choices", barrier, "simdgroup_barrier(mem_flags::mem_threadgroup);", 2},
 	{"binary: out of bounds", "rows.metal", "elements and choices", "if (i >= a.cols) return;", "if (i > a.cols) return;", 0},
-	{"log_sum_exp: the last lane to come decides", "rows.metal", "elements and choices", "if (id == 0) out[ulong(tg.x) * a.out_stride]", "out[ulong(tg.x) * a.out_stride]", 0},
+	{"log_sum_exp: the last lane to come decides", "rows.metal", "elements and choices", "if (id == 0) Out<1>{op}.put(ulong(tg.x)", "Out<1>{op}.put(ulong(tg.x)", 0},
 	{"attention: threadgroup memory that nobody wrote", "attention.metal", "attention", "stat[3 * i] = -INFINITY, stat[3 * i + 1] = 0.0f;", "stat[3 * i] = -INFINITY;", 0},
 }
 
@@ -77,7 +77,7 @@ func TestFaults(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b := metalkern.New(d)
+			b := metalkern.New(d, metalkern.Options{})
 			defer b.Close()
 			for _, x := range metalkern.Drills {
 				if x.Name != f.drill {
@@ -131,7 +131,7 @@ func TestHostFaults(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b := metalkern.New(clumsy{d, f.spoil})
+			b := metalkern.New(clumsy{d, f.spoil}, metalkern.Options{})
 			defer b.Close()
 			for _, x := range metalkern.Drills {
 				if x.Name != f.drill {

@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write testdata/plan.txt anew")
 // writes them anew.
 func TestPlan(t *testing.T) {
 	r := metalkern.NewRecorder()
-	b := metalkern.New(r)
+	b := metalkern.New(r, metalkern.Options{})
 	defer b.Close()
 	target, _ := resources.Demo()
 	ck, err := checkpoint.OpenBytes("demo", target)

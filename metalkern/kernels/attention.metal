@@ -7,11 +7,11 @@
 // bits of a row depend on what it sees and on nothing else.
 #include "common.h"
 
-constant uint TYPE [[function_constant(0)]];   // layout.DType of the elements: F32 1, F16 2, BF16 3
-constant uint BITS [[function_constant(1)]];   // 0, or codes of 4 or 8 bits
-constant uint GROUP [[function_constant(2)]];  // elements of a scale
-constant uint FLAGS [[function_constant(3)]];
-constant uint DIMS [[function_constant(4)]];  // attention: dimensions of V that a thread owns (1, 2, 4, 8, 16)
+constant uint TYPE [[function_constant(1)]];   // layout.DType of the elements: F32 1, F16 2, BF16 3
+constant uint BITS [[function_constant(2)]];   // 0, or codes of 4 or 8 bits
+constant uint GROUP [[function_constant(3)]];  // elements of a scale
+constant uint FLAGS [[function_constant(4)]];
+constant uint DIMS [[function_constant(5)]];  // attention: dimensions of V that a thread owns (1, 2, 4, 8, 16)
 constant constexpr uint PAGE = 64, CAP = 1, SINKS = 2, PARTS = 4, V_IN_K = 8;
 
 struct Cache {
@@ -39,13 +39,8 @@ struct WriteArgs {
   uint k_stride, v_stride, segments, blocks, table_stride;
 };
 
-inline ushort to_bf16(float f) {
-  const uint u = as_type<uint>(f);
-  return isnan(f) ? ushort(u >> 16 | 0x40) : ushort((u + 0x7fffu + (u >> 16 & 1)) >> 16);
-}
-
 // Grid: (heads, rows, K and V); 32 threads.
-kernel void kv_write(constant WriteArgs &a [[buffer(0)]], device const float *k [[buffer(1)]], device const float *v [[buffer(2)]],
+kernel void kv_write(constant WriteArgs &a [[buffer(0)]], device const uchar *kp [[buffer(1)]], device const uchar *vp [[buffer(2)]],
                      device const int *pos [[buffer(3)]], device const int *of [[buffer(4)]], device const int *table [[buffer(5)]], device uchar *kmem [[buffer(6)]],
                      device uchar *vmem [[buffer(7)]], uint3 tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
   const int p = pos[tg.y], seg = of[tg.y];
@@ -54,7 +49,7 @@ kernel void kv_write(constant WriteArgs &a [[buffer(0)]], device const float *k 
   if (page < 0 || uint(page) >= a.kv.pages) return;
   const bool is_v = tg.z == 1;
   const uint dim = is_v ? a.kv.vdim : a.kv.kdim, row = tg.x * PAGE + uint(p) % PAGE;
-  device const float *x = (is_v ? v + ulong(tg.y) * a.v_stride : k + ulong(tg.y) * a.k_stride) + tg.x * dim;
+  const In<0> x = In<0>{is_v ? vp : kp} + (ulong(tg.y) * (is_v ? a.v_stride : a.k_stride) + tg.x * dim);
   device uchar *mem = is_v ? vmem + ulong(page) * a.kv.vpage : kmem + ulong(page) * a.kv.kpage;
   if (BITS == 0) {
     for (uint i = lane; i < dim; i += 32) {
@@ -69,7 +64,7 @@ kernel void kv_write(constant WriteArgs &a [[buffer(0)]], device const float *k 
   device float *scales = (device float *)(mem + a.kv.heads * PAGE * (dim * BITS / 8));
   const float top = float((1u << BITS) - 1);
   for (uint g = 0; g < groups; g++) {
-    device const float *z = x + g * GROUP;
+    const In<0> z = x + g * GROUP;
     float lo = INFINITY, hi = -INFINITY;
     for (uint i = lane; i < GROUP; i += 32) lo = min(lo, z[i]), hi = max(hi, z[i]);
     lo = simd_min(lo), hi = simd_max(hi);
@@ -102,8 +97,8 @@ struct AttentionArgs {
 
 // One page for the queries of a tile: D dimensions of V for each thread.
 template <uint D>
-inline void attend(constant AttentionArgs &a, device const float *q, device const int *of, device const int *table, device const int *lo,
-                   device const int *hi, device const uchar *kmem, device const uchar *vmem, device const float *sinks, device float *out, device float *part,
+inline void attend(constant AttentionArgs &a, In<0> q, device const int *of, device const int *table, device const int *lo,
+                   device const int *hi, device const uchar *kmem, device const uchar *vmem, device const float *sinks, Out<1> out, device float *part,
                    threadgroup float *shared, uint3 tg, uint id, uint lane, uint simd) {
   const uint kh = tg.y / a.tiles, h0 = kh * a.per + tg.y % a.tiles * a.head_tile, ht = min(a.head_tile, (kh + 1) * a.per - h0);
   const uint r0 = tg.z * a.row_tile, r1 = min(r0 + a.row_tile, a.rows), end = a.blocks * PAGE, vdim = a.kv.vdim, kdim = a.kv.kdim;
@@ -186,21 +181,21 @@ inline void attend(constant AttentionArgs &a, device const float *q, device cons
       float all = fma(l, f, 0.0f);
       if (FLAGS & SINKS) all += exp(sinks[h] - top);
       for (uint j = 0; j < D; j++)
-        if (id + 64 * j < vdim) out[ulong(r) * a.out_stride + h * vdim + id + 64 * j] = all > 0.0f ? fma(acc[i][j], f, 0.0f) / all : 0.0f;
+        if (id + 64 * j < vdim) out.put(ulong(r) * a.out_stride + h * vdim + id + 64 * j, all > 0.0f ? fma(acc[i][j], f, 0.0f) / all : 0.0f);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 
 #define ATTEND(D) \
-  case D: attend<D>(a, q, of, table, lo, hi, kmem, vmem, sinks, out, part, shared, tg, id, lane, simd); break;
+  case D: attend<D>(a, {qp}, of, table, lo, hi, kmem, vmem, sinks, {op}, part, shared, tg, id, lane, simd); break;
 
 // Grid: (splits, KV heads * head tiles, row tiles); 64 threads. Threadgroup
 // memory: 8*kdim + 8*64 + 24 floats.
-kernel void attention(constant AttentionArgs &a [[buffer(0)]], device const float *q [[buffer(1)]], device const int *of [[buffer(2)]],
+kernel void attention(constant AttentionArgs &a [[buffer(0)]], device const uchar *qp [[buffer(1)]], device const int *of [[buffer(2)]],
                       device const int *table [[buffer(3)]], device const int *lo [[buffer(4)]], device const int *hi [[buffer(5)]],
                       device const uchar *kmem [[buffer(6)]], device const uchar *vmem [[buffer(7)]], device const float *sinks [[buffer(8)]],
-                      device float *out [[buffer(9)]], device float *part [[buffer(10)]], threadgroup float *shared [[threadgroup(0)]],
+                      device uchar *op [[buffer(9)]], device float *part [[buffer(10)]], threadgroup float *shared [[threadgroup(0)]],
                       uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                       uint simd [[simdgroup_index_in_threadgroup]]) {
   switch (DIMS) {
@@ -214,7 +209,7 @@ kernel void attention(constant AttentionArgs &a [[buffer(0)]], device const floa
 
 // Merges the splits of each row and head, in order. Grid: (heads, rows); 64 threads.
 kernel void attention_merge(constant AttentionArgs &a [[buffer(0)]], device const float *part [[buffer(1)]], device const float *sinks [[buffer(2)]],
-                            device float *out [[buffer(3)]], uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]]) {
+                            device uchar *op [[buffer(3)]], uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]]) {
   const uint vdim = a.kv.vdim, size = vdim + 2, h = tg.x;
   device const float *p = part + (ulong(tg.y) * a.heads + h) * a.splits * size;
   float top = FLAGS & SINKS ? sinks[h] : -INFINITY;
@@ -227,6 +222,6 @@ kernel void attention_merge(constant AttentionArgs &a [[buffer(0)]], device cons
     float sum = 0.0f;
     for (uint s = 0; s < a.splits; s++)
       if (p[s * size] != -INFINITY) sum = fma(p[s * size + 2 + d], exp(p[s * size] - top), sum);
-    out[ulong(tg.y) * a.out_stride + h * vdim + d] = all > 0.0f ? sum / all : 0.0f;
+    Out<1>{op}.put(ulong(tg.y) * a.out_stride + h * vdim + d, all > 0.0f ? sum / all : 0.0f);
   }
 }

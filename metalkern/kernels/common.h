@@ -3,6 +3,7 @@
 //   - arguments are one struct of 32-bit fields at index 0; buffers follow from
 //     index 1; threadgroup memory is one argument, whose size the host sets;
 //   - variants are function constants, all of type uint;
+//   - activations are float, half or bfloat (In and Out below), sums are float;
 //   - every SIMD-group of a threadgroup is whole, and a SIMD-group function is
 //     reached by all of its lanes;
 //   - sums are explicit fma: the compiler has nothing to contract, so variants of
@@ -11,6 +12,54 @@
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
+
+// What the activations of a kernel are between ops, two bits for each in the
+// kernel's order: 0 float, 1 half, 2 bfloat. A kernel works in float and rounds a
+// result once, when it stores it.
+constant uint TYPES [[function_constant(0)]];
+
+inline float bf16(ushort h) { return as_type<float>(uint(h) << 16); }
+inline ushort to_bf16(float f) {
+  const uint u = as_type<uint>(f);
+  return isnan(f) ? ushort(u >> 16 | 0x40) : ushort((u + 0x7fffu + (u >> 16 & 1)) >> 16);
+}
+
+// Activation N of a kernel.
+template <uint N>
+struct In {
+  device const uchar *p;
+  inline In operator+(ulong i) const { return {p + i * (TYPES >> 2 * N & 3 ? 2 : 4)}; }
+  inline float operator[](ulong i) const {
+    switch (TYPES >> 2 * N & 3) {
+      case 0: return ((device const float *)p)[i];
+      case 1: return float(((device const half *)p)[i]);
+    }
+    return bf16(((device const ushort *)p)[i]);
+  }
+};
+
+// Activation N of a kernel that writes it, and may read it too.
+template <uint N>
+struct Out {
+  device uchar *p;
+  inline Out operator+(ulong i) const { return {p + i * (TYPES >> 2 * N & 3 ? 2 : 4)}; }
+  inline float operator[](ulong i) const { return In<N>{p}[i]; }
+  inline void put(ulong i, float v) const {
+    switch (TYPES >> 2 * N & 3) {
+      case 0: ((device float *)p)[i] = v; return;
+      case 1: ((device half *)p)[i] = half(v); return;
+    }
+    ((device ushort *)p)[i] = to_bf16(v);
+  }
+  // v as a later op would read it.
+  inline float rounded(float v) const {
+    switch (TYPES >> 2 * N & 3) {
+      case 0: return v;
+      case 1: return float(half(v));
+    }
+    return bf16(to_bf16(v));
+  }
+};
 
 inline float sigmoid(float x) {
   const float e = exp(-fabs(x));

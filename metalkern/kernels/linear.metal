@@ -4,11 +4,11 @@
 // row's bits do not depend on its company. linear_tiles serves prefill.
 #include "weights.h"
 
-constant uint MODE [[function_constant(4)]];   // 0 rows of one matrix; 1 one matrix per head; 2 rows listed by expert
-constant uint ACT [[function_constant(5)]];    // compute.Act
-constant uint FLAGS [[function_constant(6)]];  // see below
-constant uint ROWS [[function_constant(7)]];   // linear_rows: rows of a tile (1, 2, 4, 8, 16)
-constant uint SETS [[function_constant(8)]];   // matrices: 2 and 3 share the input, each with its own output
+constant uint MODE [[function_constant(5)]];   // 0 rows of one matrix; 1 one matrix per head; 2 rows listed by expert
+constant uint ACT [[function_constant(6)]];    // compute.Act
+constant uint FLAGS [[function_constant(7)]];  // see below
+constant uint ROWS [[function_constant(8)]];   // linear_rows: rows of a tile (1, 2, 4, 8, 16)
+constant uint SETS [[function_constant(9)]];   // matrices: 2 and 3 share the input, each with its own output
 constant constexpr uint BIAS = 1, UP_BIAS = 2, RESIDUAL = 4, ADAPT = 8, UP_ADAPT = 16, MAG = 32, UP_MAG = 64, GATED = 128, UP_READY = 256;  // UP_READY: the up values are in up_t
 
 struct LinearArgs {
@@ -25,11 +25,11 @@ struct LinearArgs {
 // The parameters of a linear kernel, AT(n) their attributes: the kernels and the
 // template behind them share the list.
 #define PARAMS(AT)                                                                                                                              \
-  constant LinearArgs &a AT(0), device const float *x AT(1), device const uchar *w0 AT(2), device const uchar *s0 AT(3),                        \
-      device const uchar *b0 AT(4), device const float *bias0 AT(5), device float *out0 AT(6), device const uchar *w1 AT(7),                    \
-      device const uchar *s1 AT(8), device const uchar *b1 AT(9), device const float *bias1 AT(10), device float *out1 AT(11),                  \
+  constant LinearArgs &a AT(0), device const uchar *xp AT(1), device const uchar *w0 AT(2), device const uchar *s0 AT(3),                        \
+      device const uchar *b0 AT(4), device const float *bias0 AT(5), device uchar *out0 AT(6), device const uchar *w1 AT(7),                    \
+      device const uchar *s1 AT(8), device const uchar *b1 AT(9), device const float *bias1 AT(10), device uchar *out1 AT(11),                  \
       device const uchar *w2 AT(12), device const uchar *s2 AT(13), device const uchar *b2 AT(14), device const float *bias2 AT(15),            \
-      device float *out2 AT(16), device const float *res AT(17), device const float *t AT(18), device const uchar *ad AT(19),                   \
+      device uchar *out2 AT(16), device const uchar *res AT(17), device const float *t AT(18), device const uchar *ad AT(19),                   \
       device const float *mag AT(20), device const float *up_t AT(21), device const uchar *up_ad AT(22), device const float *up_mag AT(23),     \
       device const int *list AT(24)
 #define BUFFER(n) [[buffer(n)]]
@@ -80,9 +80,10 @@ inline float finish(float sum, thread const Low &l, bool adapt, bool mag, bool b
 struct Sink {
   Work k;
   Low low, up;
-  device const float *bias, *up_bias, *res, *ready;
+  device const float *bias, *up_bias, *ready;
+  In<1> res;
   device const int *entries;
-  device float *out;
+  Out<2> out;
 };
 
 // Stores output n of a row (of x or of the list): z is its sum, u that of up.
@@ -97,7 +98,7 @@ inline void store(constant LinearArgs &a, thread const Sink &o, uint row, uint n
   if (FLAGS & UP_READY) u = o.ready[ulong(to) * a.out[0] + n];
   z = activate(ACT, z, u);
   z = FLAGS & RESIDUAL ? fma(a.scale, z, o.res[ulong(to) * a.res_stride + at]) : a.scale * z;
-  o.out[ulong(to) * a.out_stride[o.k.set] + at] = z;
+  o.out.put(ulong(to) * a.out_stride[o.k.set] + at, z);
 }
 
 // What the two kernels begin with: their work, the matrix they read and the sink.
@@ -109,7 +110,7 @@ inline void store(constant LinearArgs &a, thread const Sink &o, uint row, uint n
   const Low low = {t, ad, mag, a.rank, a.a_type, a.a_scale}, up = {up_t, up_ad, up_mag, a.up_rank, a.up_type, a.up_scale}; \
   /* in mode 2 tiles[0] is how many experts the list has room for */                                                 \
   device const int *entries = list + 3 + 2 * a.tiles[0];                                                             \
-  const Sink sink = {k, low, up, k.set == 0 ? bias0 : k.set == 1 ? bias1 : bias2, bias1, res, up_t, entries, k.set == 0 ? out0 : k.set == 1 ? out1 : out2};
+  const Sink sink = {k, low, up, k.set == 0 ? bias0 : k.set == 1 ? bias1 : bias2, bias1, up_t, {res}, entries, {k.set == 0 ? out0 : k.set == 1 ? out1 : out2}};
 
 constant constexpr uint SIMDS = 2;  // SIMD-groups of a threadgroup of linear_rows
 
@@ -137,7 +138,7 @@ inline void rows_of(PARAMS(NOTHING), uint3 tg, uint lane, uint simd) {
       for (uint r = 0; r < M; r++) {
         if (r >= m) break;
         const uint xr = MODE == 2 ? uint(entries[k.first + from + r]) / a.x_div : from + r;
-        device const float *p = x + ulong(xr) * a.x_stride + (MODE == 1 ? k.matrix * a.cols : 0) + c * 8;
+        const In<0> p = In<0>{xp} + (ulong(xr) * a.x_stride + (MODE == 1 ? k.matrix * a.cols : 0) + c * 8);
         const uint have = min(a.cols - c * 8, 8u);
         float v[8], sum = 0.0f;
         for (uint i = 0; i < 8; i++) v[i] = i < have ? p[i] : 0.0f, sum += v[i];
@@ -162,10 +163,10 @@ inline void rows_of(PARAMS(NOTHING), uint3 tg, uint lane, uint simd) {
 #define ROWS_CASE(M)                                                                                                                                     \
   case M:                                                                                                                                                \
     if (FLAGS & GATED)                                                                                                                                   \
-      rows_of<M, (M > 8 ? 2 : 4), 2>(a, x, w0, s0, b0, bias0, out0, w1, s1, b1, bias1, out1, w2, s2, b2, bias2, out2, res, t, ad, mag, up_t, up_ad, up_mag, \
+      rows_of<M, (M > 8 ? 2 : 4), 2>(a, xp, w0, s0, b0, bias0, out0, w1, s1, b1, bias1, out1, w2, s2, b2, bias2, out2, res, t, ad, mag, up_t, up_ad, up_mag, \
                                      list, tg, lane, simd);                                                                                              \
     else                                                                                                                                                 \
-      rows_of<M, 4, 1>(a, x, w0, s0, b0, bias0, out0, w1, s1, b1, bias1, out1, w2, s2, b2, bias2, out2, res, t, ad, mag, up_t, up_ad, up_mag, list, tg,    \
+      rows_of<M, 4, 1>(a, xp, w0, s0, b0, bias0, out0, w1, s1, b1, bias1, out1, w2, s2, b2, bias2, out2, res, t, ad, mag, up_t, up_ad, up_mag, list, tg,    \
                        lane, simd);                                                                                                                      \
     break;
 
@@ -198,7 +199,7 @@ kernel void linear_tiles(PARAMS(BUFFER), uint3 tg [[threadgroup_position_in_grid
     for (uint j = 0; j < 2; j++) c[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f), d[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   for (uint k0 = 0; k0 < a.cols; k0 += TK) {
     const uint col = k0 + part * 8;
-    for (uint i = 0; i < 8; i++) xs[line * LD + part * 8 + i] = row < k.rows && col + i < a.cols ? x[ulong(row) * a.x_stride + col + i] : 0.0f;
+    for (uint i = 0; i < 8; i++) xs[line * LD + part * 8 + i] = row < k.rows && col + i < a.cols ? In<0>{xp}[ulong(row) * a.x_stride + col + i] : 0.0f;
     for (uint set = 0; set < (FLAGS & GATED ? 2u : 1u); set++) {
       float q[8], scale = 0.0f, add = 0.0f;
       for (uint i = 0; i < 8; i++) q[i] = 0.0f;
@@ -243,7 +244,7 @@ struct EmbedArgs { uint rows, cols, table, out_stride; float scale, whole; };
 
 // Grid: (blocks of 256 columns, rows); 32 threads.
 kernel void embed(constant EmbedArgs &a [[buffer(0)]], device const int *ids [[buffer(1)]], device const uchar *w [[buffer(2)]],
-                  device const uchar *s [[buffer(3)]], device const uchar *b [[buffer(4)]], device float *out [[buffer(5)]],
+                  device const uchar *s [[buffer(3)]], device const uchar *b [[buffer(4)]], device uchar *out [[buffer(5)]],
                   uint3 tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
   const uint c = tg.x * 32 + lane, r = tg.y;
   if (c * 8 >= a.cols) return;
@@ -251,5 +252,5 @@ kernel void embed(constant EmbedArgs &a [[buffer(0)]], device const int *ids [[b
   float q[8], scale = 0.0f, add = 0.0f;
   for (uint i = 0; i < 8; i++) q[i] = 0.0f;
   if (id >= 0 && uint(id) < a.table) chunk(w, s, b, ulong(id), c, a.cols, a.whole, q, scale, add);
-  for (uint i = 0; i < min(a.cols - c * 8, 8u); i++) out[ulong(r) * a.out_stride + c * 8 + i] = a.scale * fma(scale, q[i], add);
+  for (uint i = 0; i < min(a.cols - c * 8, 8u); i++) Out<0>{out}.put(ulong(r) * a.out_stride + c * 8 + i, a.scale * fma(scale, q[i], add));
 }

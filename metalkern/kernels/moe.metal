@@ -2,8 +2,8 @@
 // experts themselves are linear_rows and linear_tiles in their list mode.
 #include "common.h"
 
-constant uint FLAGS [[function_constant(0)]];
-constant uint KIND [[function_constant(1)]];  // compute.RouteKind
+constant uint FLAGS [[function_constant(1)]];
+constant uint KIND [[function_constant(2)]];  // compute.RouteKind
 constant constexpr uint BIAS = 1, NORMALIZE = 2, PER_EXPERT = 4, SHARED = 8, SHARED_GATE = 16, RESIDUAL = 32;
 constant constexpr uint SOFTMAX_ALL = 0, SOFTMAX_TOP = 1;
 
@@ -36,11 +36,11 @@ inline uint take_best(threadgroup float *score, threadgroup float *taken, uint n
 }
 
 // Grid: (rows); 32 threads. Threadgroup memory: 3 * experts + 2 * groups floats.
-kernel void route(constant RouteArgs &a [[buffer(0)]], device const float *logits [[buffer(1)]], device const float *bias [[buffer(2)]],
-                  device const float *per_expert [[buffer(3)]], device int *ids [[buffer(4)]], device float *weights [[buffer(5)]],
+kernel void route(constant RouteArgs &a [[buffer(0)]], device const uchar *logits [[buffer(1)]], device const float *bias [[buffer(2)]],
+                  device const float *per_expert [[buffer(3)]], device int *ids [[buffer(4)]], device uchar *weights [[buffer(5)]],
                   threadgroup float *shared [[threadgroup(0)]], uint3 tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float *score = shared, *choice = shared + a.experts, *taken = choice + a.experts, *sums = taken + a.experts, *kept = sums + a.groups;
-  device const float *x = logits + ulong(tg.x) * a.logits_stride;
+  const In<0> x = In<0>{logits} + ulong(tg.x) * a.logits_stride;
   float m = -INFINITY, sum = 0.0f;
   if (KIND == SOFTMAX_ALL) {
     for (uint i = lane; i < a.experts; i += 32) m = max(m, x[i]);
@@ -73,7 +73,7 @@ kernel void route(constant RouteArgs &a [[buffer(0)]], device const float *logit
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
   device int *to = ids + ulong(tg.x) * a.ids_stride;
-  device float *w = weights + ulong(tg.x) * a.weights_stride;
+  const Out<1> w = Out<1>{weights} + ulong(tg.x) * a.weights_stride;
   m = -INFINITY;
   for (uint j = 0; j < a.top_k; j++) {
     const uint e = take_best(choice, taken, a.experts, lane);
@@ -95,7 +95,7 @@ kernel void route(constant RouteArgs &a [[buffer(0)]], device const float *logit
     if (FLAGS & NORMALIZE) v /= sum + a.eps;
     v *= a.scale;
     if (FLAGS & PER_EXPERT) v *= per_expert[e];
-    w[j] = v;
+    w.put(j, v);
   }
 }
 
@@ -105,7 +105,7 @@ struct SortArgs { uint pairs, top_k, experts, room, ids_stride, out_stride, out;
 // the outputs of pairs whose expert does not exist. list: the number of experts in
 // use; for each its number and its first pair; the end; after room for that, the
 // pairs. Grid: one; 256 threads. Threadgroup memory: 2 * experts numbers.
-kernel void sort_experts(constant SortArgs &a [[buffer(0)]], device const int *ids [[buffer(1)]], device int *list [[buffer(2)]], device float *out [[buffer(3)]],
+kernel void sort_experts(constant SortArgs &a [[buffer(0)]], device const int *ids [[buffer(1)]], device int *list [[buffer(2)]], device uchar *out [[buffer(3)]],
                          threadgroup uint *shared [[threadgroup(0)]], uint id [[thread_index_in_threadgroup]]) {
   threadgroup uint *count = shared, *first = shared + a.experts;
   for (uint e = id; e < a.experts; e += 256) {
@@ -134,7 +134,7 @@ kernel void sort_experts(constant SortArgs &a [[buffer(0)]], device const int *i
   for (uint p = 0; p < a.pairs; p++) {
     const int e = ids[p / a.top_k * a.ids_stride + p % a.top_k];
     if (e >= 0 && uint(e) < a.experts) continue;
-    for (uint i = id; i < a.out; i += 256) out[ulong(p) * a.out_stride + i] = 0.0f;
+    for (uint i = id; i < a.out; i += 256) Out<0>{out}.put(ulong(p) * a.out_stride + i, 0.0f);
   }
 }
 
@@ -144,13 +144,13 @@ struct CombineArgs {
 };
 
 // Grid: (blocks of 256 columns, rows); 256 threads.
-kernel void combine(constant CombineArgs &a [[buffer(0)]], device const float *x [[buffer(1)]], device const float *weights [[buffer(2)]],
-                    device const float *more [[buffer(3)]], device const float *gate [[buffer(4)]], device const float *res [[buffer(5)]],
-                    device float *out [[buffer(6)]], uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]]) {
+kernel void combine(constant CombineArgs &a [[buffer(0)]], device const uchar *x [[buffer(1)]], device const uchar *weights [[buffer(2)]],
+                    device const uchar *more [[buffer(3)]], device const uchar *gate [[buffer(4)]], device const uchar *res [[buffer(5)]],
+                    device uchar *out [[buffer(6)]], uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]]) {
   const uint i = tg.x * 256 + id, r = tg.y;
   if (i >= a.cols) return;
   float sum = 0.0f;
-  for (uint j = 0; j < a.top_k; j++) sum = fma(weights[ulong(r) * a.weights_stride + j], x[(ulong(r) * a.top_k + j) * a.x_stride + i], sum);
-  if (FLAGS & SHARED) sum = fma(more[ulong(r) * a.shared_stride + i], FLAGS & SHARED_GATE ? sigmoid(gate[ulong(r) * a.gate_stride]) : 1.0f, sum);
-  out[ulong(r) * a.out_stride + i] = FLAGS & RESIDUAL ? fma(a.scale, sum, res[ulong(r) * a.res_stride + i]) : a.scale * sum;
+  for (uint j = 0; j < a.top_k; j++) sum = fma(In<1>{weights}[ulong(r) * a.weights_stride + j], In<0>{x}[(ulong(r) * a.top_k + j) * a.x_stride + i], sum);
+  if (FLAGS & SHARED) sum = fma(In<2>{more}[ulong(r) * a.shared_stride + i], FLAGS & SHARED_GATE ? sigmoid(In<3>{gate}[ulong(r) * a.gate_stride]) : 1.0f, sum);
+  Out<5>{out}.put(ulong(r) * a.out_stride + i, FLAGS & RESIDUAL ? fma(a.scale, sum, In<4>{res}[ulong(r) * a.res_stride + i]) : a.scale * sum);
 }

@@ -1,8 +1,8 @@
 // Ops on rows: norms, rotary positions, elementwise, copies, choices.
 #include "common.h"
 
-constant uint FLAGS [[function_constant(0)]];  // of the kernel
-constant uint KIND [[function_constant(1)]];   // of a binary or unary op
+constant uint FLAGS [[function_constant(1)]];  // of the kernel
+constant uint KIND [[function_constant(2)]];   // of a binary or unary op
 
 struct NormArgs {
   uint group, x_stride, out_stride, gate_stride, simds;
@@ -11,24 +11,25 @@ struct NormArgs {
 constant constexpr uint NORM_L2 = 1, NORM_W = 2, NORM_W_ROW = 4, NORM_BEFORE = 8, NORM_AFTER = 16;
 
 // Grid: (slices of a row, rows). Threadgroup memory: a float for each SIMD-group.
-kernel void norm(constant NormArgs &a [[buffer(0)]], device const float *x [[buffer(1)]], device const float *w [[buffer(2)]],
-                 device const float *gate [[buffer(3)]], device float *out [[buffer(4)]], threadgroup float *shared [[threadgroup(0)]],
+kernel void norm(constant NormArgs &a [[buffer(0)]], device const uchar *xp [[buffer(1)]], device const float *w [[buffer(2)]],
+                 device const uchar *gp [[buffer(3)]], device uchar *op [[buffer(4)]], threadgroup float *shared [[threadgroup(0)]],
                  uint3 tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   const uint id = simd * 32 + lane, threads = a.simds * 32, at = tg.x * a.group;
-  device const float *xr = x + ulong(tg.y) * a.x_stride + at, *gr = gate + ulong(tg.y) * a.gate_stride + at;
+  const In<0> x = In<0>{xp} + (ulong(tg.y) * a.x_stride + at);
+  const In<1> gate = In<1>{gp} + (ulong(tg.y) * a.gate_stride + at);
+  const Out<2> out = Out<2>{op} + (ulong(tg.y) * a.out_stride + at);
   float sum = 0.0f;
   for (uint i = id; i < a.group; i += threads) {
-    const float z = FLAGS & NORM_BEFORE ? xr[i] * silu(gr[i]) : xr[i];
+    const float z = FLAGS & NORM_BEFORE ? x[i] * silu(gate[i]) : x[i];
     sum = fma(z, z, sum);
   }
   sum = group_sum(sum, shared, lane, simd, a.simds);
   const float inv = 1.0f / sqrt((FLAGS & NORM_L2 ? sum : sum / float(a.group)) + a.eps);
-  device float *to = out + ulong(tg.y) * a.out_stride + at;
   for (uint i = id; i < a.group; i += threads) {
-    float y = (FLAGS & NORM_BEFORE ? xr[i] * silu(gr[i]) : xr[i]) * inv * a.scale;
+    float y = (FLAGS & NORM_BEFORE ? x[i] * silu(gate[i]) : x[i]) * inv * a.scale;
     if (FLAGS & NORM_W) y *= a.offset + w[FLAGS & NORM_W_ROW ? at + i : i];
-    if (FLAGS & NORM_AFTER) y *= silu(gr[i]);
-    to[i] = y;
+    if (FLAGS & NORM_AFTER) y *= silu(gate[i]);
+    out.put(i, y);
   }
 }
 
@@ -42,11 +43,11 @@ constant constexpr uint ROPE_NORM = 1, ROPE_W = 2;
 
 // Norm of each head and rotation, in place, for one or two matrices (queries and
 // keys). Grid: (heads of both, rows); 32 threads.
-kernel void rope(constant RopeArgs &a [[buffer(0)]], device float *x0 [[buffer(1)]], device float *x1 [[buffer(2)]], device const int *pos [[buffer(3)]],
+kernel void rope(constant RopeArgs &a [[buffer(0)]], device uchar *x0 [[buffer(1)]], device uchar *x1 [[buffer(2)]], device const int *pos [[buffer(3)]],
                  device const float *freq [[buffer(4)]], device const float *w0 [[buffer(5)]], device const float *w1 [[buffer(6)]],
                  uint3 tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
   const uint set = tg.x < a.heads[0] ? 0 : 1, h = set == 0 ? tg.x : tg.x - a.heads[0];
-  device float *x = (set == 0 ? x0 : x1) + ulong(tg.y) * a.stride[set] + h * a.dim;
+  const Out<0> x = Out<0>{set == 0 ? x0 : x1} + (ulong(tg.y) * a.stride[set] + h * a.dim);
   device const float *w = set == 0 ? w0 : w1;
   const int p = pos[tg.y];
   float inv = 1.0f;
@@ -66,15 +67,16 @@ kernel void rope(constant RopeArgs &a [[buffer(0)]], device float *x0 [[buffer(1
     if (FLAGS & ROPE_NORM) {
       u = u * inv * a.scale[set], v = v * inv * a.scale[set];
       if (FLAGS & ROPE_W) u *= a.offset[set] + w[j], v *= a.offset[set] + w[k];
+      u = x.rounded(u), v = x.rounded(v);  // as a norm of its own would
     }
     if (i < pairs) {
       const float angle = float(p) * freq[i], s = sin(angle), c = cos(angle);
       u *= a.mul[set], v *= a.mul[set];
       const float y = v * c;
-      x[j] = fma(u, c, -(v * s)) * grow;
-      x[k] = fma(u, s, y) * grow;
+      x.put(j, fma(u, c, -(v * s)) * grow);
+      x.put(k, fma(u, s, y) * grow);
     } else {
-      x[j] = u * grow;
+      x.put(j, u * grow);
     }
   }
 }
@@ -82,41 +84,45 @@ kernel void rope(constant RopeArgs &a [[buffer(0)]], device float *x0 [[buffer(1
 struct BinaryArgs { uint cols, a_stride, b_stride, out_stride, group; float scale; };
 
 // Grid: (blocks of 256 columns, rows); 256 threads. So are the next two.
-kernel void binary(constant BinaryArgs &a [[buffer(0)]], device const float *x [[buffer(1)]], device const float *y [[buffer(2)]], device float *out [[buffer(3)]],
+kernel void binary(constant BinaryArgs &a [[buffer(0)]], device const uchar *xp [[buffer(1)]], device const uchar *yp [[buffer(2)]], device uchar *op [[buffer(3)]],
                    uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]]) {
   const uint i = tg.x * 256 + id;
   if (i >= a.cols) return;
-  const float u = x[ulong(tg.y) * a.a_stride + i], v = y[ulong(tg.y) * a.b_stride + (a.group > 0 ? i / a.group : i)];
+  const float u = In<0>{xp}[ulong(tg.y) * a.a_stride + i], v = In<1>{yp}[ulong(tg.y) * a.b_stride + (a.group > 0 ? i / a.group : i)];
   float z = u + v;
   if (KIND == 1) z = u * v;
   if (KIND == 2) z = u * sigmoid(v);
   if (KIND == 3) z = u * silu(v);
-  out[ulong(tg.y) * a.out_stride + i] = a.scale * z;
+  Out<2>{op}.put(ulong(tg.y) * a.out_stride + i, a.scale * z);
 }
 
 struct UnaryArgs { uint cols, x_stride, out_stride; float v; };
 
-kernel void unary(constant UnaryArgs &a [[buffer(0)]], device const float *x [[buffer(1)]], device float *out [[buffer(2)]],
+kernel void unary(constant UnaryArgs &a [[buffer(0)]], device const uchar *xp [[buffer(1)]], device uchar *op [[buffer(2)]],
                   uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]]) {
   const uint i = tg.x * 256 + id;
   if (i >= a.cols) return;
-  const float u = x[ulong(tg.y) * a.x_stride + i];
+  const float u = In<0>{xp}[ulong(tg.y) * a.x_stride + i];
   float z = a.v * u;
   if (KIND == 1) z = a.v * tanh(u / a.v);
   if (KIND == 2) z = sigmoid(u);
   if (KIND == 3) z = silu(u);
-  out[ulong(tg.y) * a.out_stride + i] = z;
+  Out<1>{op}.put(ulong(tg.y) * a.out_stride + i, z);
 }
 
 struct CopyArgs { uint cols, rows, src_stride, dst_stride; };
 constant constexpr uint COPY_INDEX = 1;
 
-kernel void copy_rows(constant CopyArgs &a [[buffer(0)]], device const uint *src [[buffer(1)]], device const int *index [[buffer(2)]],
-                      device uint *dst [[buffer(3)]], uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]]) {
+// Numbers of four bytes go as they are, ids among them.
+kernel void copy_rows(constant CopyArgs &a [[buffer(0)]], device const uchar *src [[buffer(1)]], device const int *index [[buffer(2)]],
+                      device uchar *dst [[buffer(3)]], uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]]) {
   const uint i = tg.x * 256 + id;
   if (i >= a.cols) return;
   const int from = FLAGS & COPY_INDEX ? index[tg.y] : int(tg.y);
-  dst[ulong(tg.y) * a.dst_stride + i] = from >= 0 && uint(from) < a.rows ? src[ulong(from) * a.src_stride + i] : 0u;
+  const ulong at = ulong(from) * a.src_stride + i, to = ulong(tg.y) * a.dst_stride + i;
+  const bool have = from >= 0 && uint(from) < a.rows;
+  if (TYPES == 0) ((device uint *)dst)[to] = have ? ((device const uint *)src)[at] : 0u;
+  else Out<1>{dst}.put(to, have ? In<0>{src}[at] : 0.0f);
 }
 
 // The order of scores as unsigned numbers: NaN below everything, zeros equal.
@@ -146,10 +152,10 @@ struct ChooseArgs { uint cols, x_stride, out_stride, vals_stride, k; };
 
 // The k best of each row, best first (argmax: k = 1 without values). Each round
 // looks for the best that comes after the last. Grid: (rows); 256 threads.
-kernel void choose(constant ChooseArgs &a [[buffer(0)]], device const float *x [[buffer(1)]], device int *ids [[buffer(2)]], device float *vals [[buffer(3)]],
+kernel void choose(constant ChooseArgs &a [[buffer(0)]], device const uchar *xp [[buffer(1)]], device int *ids [[buffer(2)]], device uchar *vp [[buffer(3)]],
                    threadgroup uint *shared [[threadgroup(0)]], uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]],
                    uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
-  device const float *row = x + ulong(tg.x) * a.x_stride;
+  const In<0> row = In<0>{xp} + ulong(tg.x) * a.x_stride;
   Best last = {0xFFFFFFFFu, 0};
   for (uint j = 0; j < a.k; j++) {
     uint r = 0, at = 0xFFFFFFFFu;
@@ -161,16 +167,16 @@ kernel void choose(constant ChooseArgs &a [[buffer(0)]], device const float *x [
     last = best_of(r, at, shared, lane, simd);
     if (id == 0) {
       ids[ulong(tg.x) * a.out_stride + j] = int(last.at);
-      if (FLAGS) vals[ulong(tg.x) * a.vals_stride + j] = row[last.at];
+      if (FLAGS) Out<1>{vp}.put(ulong(tg.x) * a.vals_stride + j, row[last.at]);
     }
   }
 }
 
 // Grid: (rows); 256 threads.
-kernel void log_sum_exp(constant ChooseArgs &a [[buffer(0)]], device const float *x [[buffer(1)]], device float *out [[buffer(2)]],
+kernel void log_sum_exp(constant ChooseArgs &a [[buffer(0)]], device const uchar *xp [[buffer(1)]], device uchar *op [[buffer(2)]],
                         threadgroup float *shared [[threadgroup(0)]], uint3 tg [[threadgroup_position_in_grid]], uint id [[thread_index_in_threadgroup]],
                         uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
-  device const float *row = x + ulong(tg.x) * a.x_stride;
+  const In<0> row = In<0>{xp} + ulong(tg.x) * a.x_stride;
   float m = -INFINITY;
   bool nan = false;
   for (uint i = id; i < a.cols; i += 256) m = max(m, row[i]), nan = nan || isnan(row[i]);
@@ -185,7 +191,7 @@ kernel void log_sum_exp(constant ChooseArgs &a [[buffer(0)]], device const float
   const bool finite = fabs(m) < INFINITY;
   for (uint i = id; finite && i < a.cols; i += 256) sum += exp(row[i] - m);
   sum = group_sum(sum, shared, lane, simd, 8);
-  if (id == 0) out[ulong(tg.x) * a.out_stride] = finite ? m + log(sum) : m;
+  if (id == 0) Out<1>{op}.put(ulong(tg.x) * a.out_stride, finite ? m + log(sum) : m);
 }
 
 struct MapArgs { uint n, table; };

@@ -3,8 +3,8 @@
 // advances the state over the first recorded rows by the same arithmetic.
 #include "common.h"
 
-constant uint FLAGS [[function_constant(0)]];
-constant uint PER_LANE [[function_constant(1)]];  // elements of a state row that a lane holds (1, 2, 4, 8, 16)
+constant uint FLAGS [[function_constant(1)]];
+constant uint PER_LANE [[function_constant(2)]];  // elements of a state row that a lane holds (1, 2, 4, 8, 16)
 constant constexpr uint LOG = 1, COMMIT = 2, BIAS = 4, SILU = 8;
 
 struct Segments {
@@ -24,10 +24,12 @@ struct ConvArgs {
 };
 
 // Grid: (blocks of 32 channels, segments); 32 threads.
-kernel void short_conv(constant ConvArgs &a [[buffer(0)]], device const float *x [[buffer(1)]], device const float *w [[buffer(2)]],
+kernel void short_conv(constant ConvArgs &a [[buffer(0)]], device const uchar *xp [[buffer(1)]], device const float *w [[buffer(2)]],
                        device const float *bias [[buffer(3)]], device float *mem [[buffer(4)]], device const int *slots [[buffer(5)]],
                        device float *log [[buffer(6)]], device const int *start [[buffer(7)]], device const int *keep [[buffer(8)]],
-                       device float *out [[buffer(9)]], uint3 tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+                       device uchar *op [[buffer(9)]], uint3 tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+  const In<0> x = {xp};
+  const Out<1> out = {op};
   const uint c = tg.x * 32 + lane, past = a.taps - 1;
   if (c >= a.channels) return;
   uint from;
@@ -37,9 +39,9 @@ kernel void short_conv(constant ConvArgs &a [[buffer(0)]], device const float *x
   device float *state = mem + ulong(none ? 0 : slot) * a.g.mem_stride + c;
   if (!(FLAGS & COMMIT))
     for (uint t = 0; t < n; t++) {
-      device float *to = out + ulong(from + t) * a.out_stride + c;
+      const ulong to = ulong(from + t) * a.out_stride + c;
       if (none) {
-        *to = 0.0f;
+        out.put(to, 0.0f);
         continue;
       }
       float sum = FLAGS & BIAS ? bias[c] : 0.0f;
@@ -48,7 +50,7 @@ kernel void short_conv(constant ConvArgs &a [[buffer(0)]], device const float *x
         sum = fma(w[ulong(c) * a.w_stride + j], v, sum);
       }
       if (FLAGS & LOG) log[ulong(from + t) * a.g.log_stride + c] = x[ulong(from + t) * a.x_stride + c];
-      *to = FLAGS & SILU ? silu(sum) : sum;
+      out.put(to, FLAGS & SILU ? silu(sum) : sum);
     }
   if (none || FLAGS & LOG) return;
   for (uint j = 0; j < past; j++)
@@ -64,19 +66,25 @@ struct DeltaArgs {
 
 // A SIMD-group owns one row of the state of a head. Grid: (rows of the state,
 // value heads, segments); 32 threads.
-kernel void gated_delta(constant DeltaArgs &a [[buffer(0)]], device const float *q [[buffer(1)]], device const float *k [[buffer(2)]],
-                        device const float *v [[buffer(3)]], device const float *dt [[buffer(4)]], device const float *b [[buffer(5)]],
+kernel void gated_delta(constant DeltaArgs &a [[buffer(0)]], device const uchar *qp [[buffer(1)]], device const uchar *kp [[buffer(2)]],
+                        device const uchar *vp [[buffer(3)]], device const uchar *dp [[buffer(4)]], device const uchar *bp [[buffer(5)]],
                         device const float *a_log [[buffer(6)]], device const float *dt_bias [[buffer(7)]], device float *mem [[buffer(8)]],
                         device const int *slots [[buffer(9)]], device float *log [[buffer(10)]], device const int *start [[buffer(11)]],
-                        device const int *keep [[buffer(12)]], device float *out [[buffer(13)]], uint3 tg [[threadgroup_position_in_grid]],
+                        device const int *keep [[buffer(12)]], device uchar *op [[buffer(13)]], uint3 tg [[threadgroup_position_in_grid]],
                         uint lane [[thread_index_in_simdgroup]]) {
+  const In<0> q = {qp};
+  const In<1> k = {kp};
+  const In<2> v = {vp};
+  const In<3> dt = {dp};
+  const In<4> b = {bp};
+  const Out<5> out = {op};
   const uint i = tg.x, j = tg.y, key = j * a.heads_k / a.heads_v, nk = a.heads_k * a.dim_k, nv = a.heads_v * a.dim_v;
   uint from;
   const uint n = rows_of(a.g, start, keep, tg.z, from);
   const int slot = slots[tg.z];
   if (slot < 0 || uint(slot) >= a.g.slots) {
     for (uint t = 0; t < n && !(FLAGS & COMMIT); t++)
-      if (lane == 0) out[ulong(from + t) * a.out_stride + j * a.dim_v + i] = 0.0f;
+      if (lane == 0) out.put(ulong(from + t) * a.out_stride + j * a.dim_v + i, 0.0f);
     return;
   }
   device float *state = mem + ulong(slot) * a.g.mem_stride + ulong(j * a.dim_v + i) * a.dim_k;
@@ -111,7 +119,7 @@ kernel void gated_delta(constant DeltaArgs &a [[buffer(0)]], device const float 
       if (at < a.dim_k) y = fma(s[e], q[r * a.q_stride + key * a.dim_k + at], y);
     }
     y = simd_sum(y);
-    if (lane == 0) out[r * a.out_stride + j * a.dim_v + i] = y;
+    if (lane == 0) out.put(r * a.out_stride + j * a.dim_v + i, y);
     if (!(FLAGS & LOG)) continue;
     if (lane == 0) lg[nk + j * a.dim_v + i] = value;
     if (i != 0) continue;
@@ -131,19 +139,24 @@ struct ScanArgs {
 };
 
 // Grid: (rows of the state, heads, segments); 32 threads.
-kernel void ssm_scan(constant ScanArgs &a [[buffer(0)]], device const float *x [[buffer(1)]], device const float *b [[buffer(2)]],
-                     device const float *c [[buffer(3)]], device const float *dts [[buffer(4)]], device const float *a_log [[buffer(5)]],
+kernel void ssm_scan(constant ScanArgs &a [[buffer(0)]], device const uchar *xp [[buffer(1)]], device const uchar *bp [[buffer(2)]],
+                     device const uchar *cp [[buffer(3)]], device const uchar *dp [[buffer(4)]], device const float *a_log [[buffer(5)]],
                      device const float *skip [[buffer(6)]], device const float *dt_bias [[buffer(7)]], device float *mem [[buffer(8)]],
                      device const int *slots [[buffer(9)]], device float *log [[buffer(10)]], device const int *start [[buffer(11)]],
-                     device const int *keep [[buffer(12)]], device float *out [[buffer(13)]], uint3 tg [[threadgroup_position_in_grid]],
+                     device const int *keep [[buffer(12)]], device uchar *op [[buffer(13)]], uint3 tg [[threadgroup_position_in_grid]],
                      uint lane [[thread_index_in_simdgroup]]) {
+  const In<0> x = {xp};
+  const In<1> b = {bp};
+  const In<2> c = {cp};
+  const In<3> dts = {dp};
+  const Out<4> out = {op};
   const uint i = tg.x, h = tg.y, at = h * a.dim + i, group = h * a.groups / a.heads, nx = a.heads * a.dim, nb = a.groups * a.n;
   uint from;
   const uint n = rows_of(a.g, start, keep, tg.z, from);
   const int slot = slots[tg.z];
   if (slot < 0 || uint(slot) >= a.g.slots) {
     for (uint t = 0; t < n && !(FLAGS & COMMIT); t++)
-      if (lane == 0) out[ulong(from + t) * a.out_stride + at] = 0.0f;
+      if (lane == 0) out.put(ulong(from + t) * a.out_stride + at, 0.0f);
     return;
   }
   device float *state = mem + ulong(slot) * a.g.mem_stride + ulong(at) * a.n;
@@ -170,7 +183,7 @@ kernel void ssm_scan(constant ScanArgs &a [[buffer(0)]], device const float *x [
       if (p < a.n) y = fma(s[e], c[r * a.c_stride + group * a.n + p], y);
     }
     y = fma(skip[h], value, simd_sum(y));
-    if (lane == 0) out[r * a.out_stride + at] = y;
+    if (lane == 0) out.put(r * a.out_stride + at, y);
     if (!(FLAGS & LOG)) continue;
     if (lane == 0) lg[at] = value;
     if (i != 0) continue;

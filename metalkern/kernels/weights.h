@@ -3,10 +3,10 @@
 #pragma once
 #include "common.h"
 
-constant uint SCHEME [[function_constant(0)]];  // layout.Scheme
-constant uint BITS [[function_constant(1)]];    // affine: bits of a code
-constant uint GROUP [[function_constant(2)]];   // columns of a scale
-constant uint DTYPE [[function_constant(3)]];   // layout.DType of dense elements and of affine scales
+constant uint SCHEME [[function_constant(1)]];  // layout.Scheme
+constant uint BITS [[function_constant(2)]];    // affine: bits of a code
+constant uint GROUP [[function_constant(3)]];   // columns of a scale
+constant uint DTYPE [[function_constant(4)]];   // layout.DType of dense elements and of affine scales
 
 constant constexpr uint DENSE = 1, AFFINE = 2, MXFP4 = 3, MXFP8 = 4, NVFP4 = 5, Q4_0 = 6, Q4_1 = 7, Q5_0 = 8, Q5_1 = 9, Q8_0 = 10, Q2_K = 11,
                         Q3_K = 12, Q4_K = 13, Q5_K = 14, Q6_K = 15, IQ4_NL = 16, GGUF_MXFP4 = 17;
@@ -21,7 +21,6 @@ inline float e4m3(uint c) {
   const float v = e == 0 ? float(m) * 0.001953125f : (c & 127) == 127 ? NAN : as_type<float>((e + 120) << 23 | m << 20);
   return c & 128 ? -v : v;
 }
-inline float bf16(ushort h) { return as_type<float>(uint(h) << 16); }
 
 // Element i of an array of the given type.
 inline float number(uint type, device const uchar* p, ulong i) {

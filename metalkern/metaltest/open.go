@@ -13,6 +13,12 @@ import (
 // test. Without clang on an x86-64 Linux the test is skipped.
 func Open(t testing.TB, b Build, o Order) (compute.Backend, *Device) {
 	t.Helper()
+	return OpenWith(t, b, o, metalkern.Options{})
+}
+
+// OpenWith is Open of a backend with options.
+func OpenWith(t testing.TB, b Build, o Order, with metalkern.Options) (compute.Backend, *Device) {
+	t.Helper()
 	sources, err := metalkern.Sources()
 	if err != nil {
 		t.Fatal(err)
@@ -22,7 +28,7 @@ func Open(t testing.TB, b Build, o Order) (compute.Backend, *Device) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	back := metalkern.New(d)
+	back := metalkern.New(d, with)
 	t.Cleanup(func() {
 		if err := back.Close(); err != nil {
 			t.Error(err)

@@ -159,6 +159,15 @@ func (m *memory) put(v compute.View, row int, x []float32) {
 	}
 }
 
+// round leaves in each x what activations can hold of it: for what is expected
+// before memory is filled.
+func (m *memory) round(all ...[]float32) {
+	for _, x := range all {
+		v := compute.NewBuffer("", make([]byte, 4*len(x)), nil, nil).Of(m.activations(), 0, 1, len(x))
+		m.put(v, 0, x)
+	}
+}
+
 // ints returns a view of one row.
 func (m *memory) ints(x ...int32) compute.View { return m.table(1, len(x), x) }
 

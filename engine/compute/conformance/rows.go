@@ -610,6 +610,7 @@ func testPairSelect(s *suite) {
 			unary[3*slots*k], unary[3*slots*k+1] = 1e3, 1e3
 			cand[3*slots*k+1] = cand[3*slots*k]
 		}
+		(&memory{b: s.b}).round(unary, h)
 		const temperature = 0.7
 		tol := s.opt.Tol
 		// the walk in float64; it also chooses the uniforms

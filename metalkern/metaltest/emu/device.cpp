@@ -341,7 +341,7 @@ static void runDispatch(emu_device *d, const emu_dispatch &x, const emu_bind *bi
     if (m == d->mem.end()) return fail(format("buffer %u was freed", i + 1));
     bool write = k->writes >> (i + 1) & 1;
     if (b.off > m->second.len || b.len > m->second.len - b.off) return fail(format("buffer %u: bytes %llu to %llu of %zu are bound", i + 1, (unsigned long long)b.off, (unsigned long long)(b.off + b.len), m->second.len));
-    if (b.off % 4 && !m->second.wrapped) return fail(format("buffer %u: offset %llu", i + 1, (unsigned long long)b.off));
+    if (b.off % 2 && !m->second.wrapped) return fail(format("buffer %u: offset %llu", i + 1, (unsigned long long)b.off));
     d->buf[i + 1] = m->second.data + b.off;
     d->views.push_back({m->second.data + b.off, b.len, write, &m->second, int(i + 1)});
   }
