@@ -228,10 +228,17 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	a := newAnswer(l, req, prompt, box.put)
 	began := e.opts.Now()
 	var ttft time.Duration
+	reading := 0 // tokens of a prompt whose end nobody was told yet
+	tell := func(done, total int, over bool) {
+		e.bus.Publish("prefill", telemetry.Prefill{Type: "prefill", Req: req.ID, Mode: l.info.Mode, Processed: done, Total: total, Done: over, T: l.log.Since(e.opts.Now())})
+	}
 	j.Prefill = func(done, total int) {
 		e.advanced()
 		box.put(Delta{Prefill: &Progress{done, total}})
-		e.bus.Publish("prefill", telemetry.Prefill{Type: "prefill", Req: req.ID, Mode: l.info.Mode, Processed: done, Total: total, Done: done == total, T: l.log.Since(e.opts.Now())})
+		if reading = total; done == total {
+			reading = 0
+		}
+		tell(done, total, done == total)
 	}
 	j.Round = func(r decode.Round) {
 		e.advanced()
@@ -257,6 +264,9 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 				l.together.ended(l.run.Active())
 			}
 			l.cold.Store(false)
+			if reading > 0 { // whoever shows progress takes it away now
+				tell(reading, reading, true)
+			}
 			l.measure()
 			e.guardRound(l, l.run.Active() == 0)
 			box.close()

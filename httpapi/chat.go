@@ -127,9 +127,7 @@ func (s *Server) chat(c *gin.Context) *apiError {
 	req.Prompt.Kwargs = f.templateKwargs()
 	req.Prompt.MLXRules = s.profile.MLXRules
 	req.Prompt.RoleMapping = f.roleMapping()
-	if err := thinking(req.Prompt.Kwargs, f.boolean("enable_thinking"), f.text("reasoning_effort")); err != nil {
-		f.fail(err)
-	}
+	f.thinking(req.Prompt.Kwargs, nil)
 	req.MaxTokens = s.maxTokens(f, "max_completion_tokens", "max_tokens")
 	req.Sampling = s.sampling(f)
 	f.beside(&req)

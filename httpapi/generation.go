@@ -38,8 +38,7 @@ func (s *Server) ready() (engine.Status, *apiError) {
 	if st.Model != nil {
 		return st, nil
 	}
-	switch st.State {
-	case engine.StateResolving, engine.StateLoading, engine.StateWarming, engine.StateSwapping:
+	if _, ok := loadPhase(st); ok {
 		return st, loading()
 	}
 	return st, noModel()
@@ -337,10 +336,13 @@ func (s *Server) stream(c *gin.Context, reqs []engine.Request, f frames) *apiErr
 				progress = *d.Prefill
 				continue
 			}
+			before := out.frames
 			if err = begin(); err == nil {
 				err = f.delta(out, d.choice, d.Delta)
 			}
-			timer.Reset(keepAlivePeriod)
+			if out.frames > before { // not all deltas show: the client waits since the last frame
+				timer.Reset(keepAlivePeriod)
+			}
 		case <-timer.C:
 			if err = begin(); err == nil {
 				err = f.keepAlive(out, progress)
@@ -369,28 +371,70 @@ func (s *Server) stream(c *gin.Context, reqs []engine.Request, f frames) *apiErr
 	}
 }
 
-// thinking reads the switches of a chat-template request that decide how much
-// a model thinks. effort is the value of whatever field the dialect has.
-func thinking(kwargs map[string]any, enable *bool, effort *string) *apiError {
+// thinking reads how much a model shall think, in the words of all dialects:
+// enable_thinking; thinking, as Anthropic has it or a boolean; reasoning_effort,
+// or the effort that a dialect keeps elsewhere. off is true if the client has
+// switched thinking off.
+func (f *fields) thinking(kwargs map[string]any, elsewhere *string) (off bool) {
+	enable := f.boolean("enable_thinking")
+	if on := f.thinks(); enable == nil {
+		enable = on
+	}
 	if enable != nil {
 		kwargs["enable_thinking"] = *enable
+		off = !*enable
 	}
-	if effort == nil {
-		return nil
+	effort := f.text("reasoning_effort")
+	if elsewhere != nil {
+		effort = elsewhere
 	}
-	switch level := strings.ToLower(*effort); {
+	if effort != nil && !setEffort(kwargs, *effort) {
+		f.fail(invalid("reasoning_effort", "reasoning_effort must be one of low, medium, high, xhigh, got '%s'", shorten(*effort)))
+	}
+	return off
+}
+
+// setEffort is false for a level that nobody knows.
+func setEffort(kwargs map[string]any, effort string) bool {
+	switch level := strings.ToLower(effort); {
 	case slices.Contains(engine.Efforts, level):
 		kwargs["reasoning_effort"] = level
 	case level == "minimal":
 		kwargs["reasoning_effort"] = "low"
 	case level == "none":
-		if enable == nil {
+		if _, given := kwargs["enable_thinking"]; !given {
 			kwargs["enable_thinking"] = false
 		}
 	default:
-		return invalid("reasoning_effort", "reasoning_effort must be one of low, medium, high, xhigh, got '%s'", shorten(*effort))
+		return false
 	}
-	return nil
+	return true
+}
+
+// thinks reads the field thinking; nil = it leaves the choice to the server.
+func (f *fields) thinks() *bool {
+	v, ok := f.get("thinking")
+	if !ok {
+		return nil
+	}
+	on := string(v) == "true"
+	if isTruth(v) {
+		return &on
+	}
+	o := f.nested("thinking", v)
+	if o == nil {
+		f.badType("thinking", "an object with a type, or a boolean")
+		return nil
+	}
+	kind := o.text("type")
+	if o.err != nil {
+		f.fail(o.err)
+	}
+	if kind == nil || *kind != "enabled" && *kind != "disabled" {
+		return nil
+	}
+	on = *kind == "enabled"
+	return &on
 }
 
 // promptText is a prompt as the log shows it.

@@ -402,24 +402,17 @@ func (f *fields) anthropicPrompt() (p engine.Prompt, hideThinking bool) {
 	p.Messages, p.FoldSystem = encode(turns.messages()), true
 	p.Tools = f.anthropicTools()
 	p.Kwargs = map[string]any{}
-	if t := f.object("thinking"); t != nil {
-		switch kind := t.text("type"); {
-		case t.err != nil:
-			f.fail(t.err)
-		case kind != nil && *kind == "disabled":
-			hideThinking = true
-			p.Kwargs["enable_thinking"] = false
-		case kind != nil && *kind == "enabled":
-			p.Kwargs["enable_thinking"] = true
-		}
-	}
+	hideThinking = f.thinking(p.Kwargs, nil)
 	if o := f.object("output_config"); o != nil && !hideThinking {
-		if effort := o.text("effort"); effort != nil {
-			level := strings.ToLower(*effort)
-			if level == "max" {
-				level = "xhigh"
+		level := o.text("effort")
+		if o.err != nil {
+			f.fail(o.err)
+		}
+		if _, given := f.get("reasoning_effort"); level != nil && !given {
+			if strings.EqualFold(*level, "max") {
+				*level = "xhigh"
 			}
-			_ = thinking(p.Kwargs, nil, &level) // levels that nobody knows are left out
+			setEffort(p.Kwargs, *level) // one that nobody knows is left out
 		}
 	}
 	return p, hideThinking

@@ -25,8 +25,13 @@ import (
 // observe names the request, turns panics into a 500 and logs one line.
 func (s *Server) observe(c *gin.Context) {
 	start := time.Now()
+	control := http.NewResponseController(c.Writer) // of in-process callers it has no deadlines, and they need none
 	// A deadline of the connection's previous request must not meet this one.
-	_ = http.NewResponseController(c.Writer).SetWriteDeadline(time.Time{})
+	_ = control.SetWriteDeadline(time.Time{})
+	if c.Request.ContentLength != 0 {
+		// Also of a body that no handler reads: before it answers, net/http does.
+		_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
+	}
 	setRequestID(c, "req_"+randomHex(16))
 	c.Header("Server", "sparkbar")
 	defer func() {
@@ -228,11 +233,10 @@ func (s *Server) body(c *gin.Context) (*fields, *apiError) {
 		return nil, &apiError{Status: http.StatusUnsupportedMediaType, Type: "invalid_request_error",
 			Message: fmt.Sprintf("content encoding %q is not supported, send the body as it is", e)}
 	}
-	control := http.NewResponseController(c.Writer)
-	// Writers without deadlines (in-process callers) need none.
-	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
 	b, err := io.ReadAll(http.MaxBytesReader(c.Writer, r.Body, s.options.MaxBody))
-	_ = control.SetReadDeadline(time.Time{})
+	if err == nil { // from here on reads only tell whether the client is still there
+		_ = http.NewResponseController(c.Writer).SetReadDeadline(time.Time{})
+	}
 	if err != nil {
 		var large *http.MaxBytesError
 		if errors.As(err, &large) {
@@ -260,7 +264,9 @@ func (s *Server) fail(c *gin.Context, e *apiError) {
 // reply writes a JSON answer.
 func (s *Server) reply(c *gin.Context, status int, v any) {
 	b := encode(v)
-	_ = http.NewResponseController(c.Writer).SetWriteDeadline(time.Now().Add(writeTimeout))
+	control := http.NewResponseController(c.Writer)
+	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_ = control.SetReadDeadline(time.Now().Add(restTimeout))
 	c.Header("Content-Length", fmt.Sprint(len(b)))
 	c.Data(status, "application/json", b)
 }

@@ -94,12 +94,12 @@ func (s *Server) operations() []operation {
 	modes := enum(slices.DeleteFunc(slices.Clone(engine.Modes), func(m string) bool { return m == "auto" })...)
 	arm := either(modes, object(schema{"mode": modes, "cap": nullable(either(between(whole, 1, 64), enum("auto"))), "confidence": nullable(between(num, 0, 1))}, "mode"))
 	messages := with(schema{"max_tokens": tokens, "stop_sequences": texts, "messages": some(list(turnIn)), "system": systemIn,
-		"tools": list(anthropicToolIn), "tool_choice": object(schema{"type": enum("auto", "any", "tool", "none"), "name": text}, "type"), "thinking": thinkingIn, "output_config": object(schema{"effort": text})})
+		"tools": list(anthropicToolIn), "tool_choice": object(schema{"type": enum("auto", "any", "tool", "none"), "name": text}, "type"), "thinking": thinkingIn, "enable_thinking": truth, "reasoning_effort": effort, "output_config": object(schema{"effort": text})})
 	owners := []int{http.StatusNotFound, http.StatusConflict, http.StatusInternalServerError}
 	return []operation{
 		{method: "POST", path: "/v1/chat/completions", summary: "Answer a conversation", required: []string{"messages"}, response: chatCompletion{}, stream: s.openAIStream(chatCompletion{}), fails: running,
 			request: beside(schema{"messages": some(list(chatMessageIn)), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8), "logprobs": schema{"anyOf": []schema{truth, between(whole, 1, 10)}},
-				"top_logprobs": between(whole, 0, float64(s.profile.MaxTopLogprobs)), "stream_options": usage, "tools": list(chatToolIn), "tool_choice": toolChoiceIn, "enable_thinking": truth, "reasoning_effort": effort,
+				"top_logprobs": between(whole, 0, float64(s.profile.MaxTopLogprobs)), "stream_options": usage, "tools": list(chatToolIn), "tool_choice": toolChoiceIn, "enable_thinking": truth, "thinking": thinkingIn, "reasoning_effort": effort,
 				"chat_template_kwargs": kwargs, "role_mapping": schema{"type": "object", "additionalProperties": text}, "response_format": format})},
 		{method: "POST", path: "/v1/completions", summary: "Continue a text", required: []string{"prompt"}, response: textCompletion{}, stream: s.openAIStream(textCompletion{}), fails: running,
 			request: beside(schema{"prompt": either(some(text), some(list(some(text))), some(list(id)), some(list(some(list(id))))), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8),
@@ -108,7 +108,7 @@ func (s *Server) operations() []operation {
 		{method: "POST", path: "/v1/messages/count_tokens", summary: "Count the tokens of a conversation", required: []string{"messages"}, response: tokenCount{}, fails: running, request: messages},
 		{method: "POST", path: "/v1/responses", summary: "Answer, as OpenAI's Responses API does", required: []string{"input"}, response: responseObject{}, stream: responsesStream(), fails: running,
 			request: with(schema{"input": either(some(text), some(list(inputItemIn))), "instructions": text, "max_output_tokens": tokens, "max_tokens": tokens, "stop": texts, "tools": list(responseToolIn), "tool_choice": toolChoiceIn,
-				"reasoning": schema{"type": "object", "properties": schema{"effort": effort}}, "reasoning_effort": effort, "enable_thinking": truth, "chat_template_kwargs": kwargs, "text": object(schema{"format": format}),
+				"reasoning": schema{"type": "object", "properties": schema{"effort": effort}}, "reasoning_effort": effort, "enable_thinking": truth, "thinking": thinkingIn, "chat_template_kwargs": kwargs, "text": object(schema{"format": format}),
 				"parallel_tool_calls": truth, "metadata": values(text)})},
 		{method: "GET", path: "/v1/models", summary: "List the models that a request can name", response: []any{modelList{}, anthropicModelList{}}, fails: loaded},
 		{method: "GET", path: "/v1/models/{id}", summary: "One of them", response: []any{modelEntry{}, anthropicModel{}}, fails: []int{http.StatusNotFound, http.StatusServiceUnavailable}},

@@ -77,7 +77,7 @@ var (
 	systemIn        = either(kind("string"), list(textPartIn))
 	anthropicToolIn = object(schema{"name": kind("string"), "type": kind("string"), "description": kind("string"), "input_schema": jsonSchema, "defer_loading": kind("boolean"),
 		"cache_control": cacheControl})
-	thinkingIn = object(schema{"type": enum("enabled", "disabled", "adaptive"), "budget_tokens": kind("integer")}, "type")
+	thinkingIn = either(kind("boolean"), object(schema{"type": enum("enabled", "disabled", "adaptive"), "budget_tokens": kind("integer")}, "type"))
 
 	inputItemIn = either(
 		kind("string"),

@@ -196,9 +196,7 @@ func (s *Server) raceRequest(f *fields, st engine.Status) (start raceStart, req 
 		*start.Thinking = string(v) == "true"
 	}
 	start.Effort = f.text("reasoning_effort")
-	if err := thinking(req.Prompt.Kwargs, start.Thinking, start.Effort); err != nil {
-		f.fail(err)
-	}
+	f.thinking(req.Prompt.Kwargs, nil)
 	return start, req, f.err
 }
 

@@ -141,17 +141,14 @@ func (s *Server) responses(c *gin.Context) *apiError {
 	req.Prompt.Tools = f.responsesTools()
 	req.Tools = req.Prompt.Tools != nil
 	req.Prompt.Kwargs = f.templateKwargs()
-	enable := f.boolean("enable_thinking")
-	effort := f.text("reasoning_effort")
+	var effort *string
 	if o := f.object("reasoning"); o != nil {
 		effort = o.text("effort")
 		if o.err != nil {
 			f.fail(o.err)
 		}
 	}
-	if err := thinking(req.Prompt.Kwargs, enable, effort); err != nil {
-		f.fail(err)
-	}
+	f.thinking(req.Prompt.Kwargs, effort)
 	req.MaxTokens = s.maxTokens(f, "max_output_tokens", "max_tokens")
 	req.Sampling = s.sampling(f)
 	req.Stop = f.texts("stop")

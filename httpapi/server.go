@@ -109,6 +109,7 @@ const (
 	maxHeaderBytes  = 256 << 10
 	headerTimeout   = 15 * time.Second
 	bodyTimeout     = 2 * time.Minute
+	restTimeout     = 5 * time.Second  // for the rest of a body that the answer did not wait for
 	writeTimeout    = 30 * time.Second // for one answer or frame
 	idleTimeout     = 2 * time.Minute
 	defaultDrain    = 10 * time.Second

@@ -12,6 +12,7 @@ type eventStream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	begun   bool
+	frames  int // written
 }
 
 func newEventStream(w http.ResponseWriter) *eventStream {
@@ -49,5 +50,6 @@ func (e *eventStream) write(frame string) error {
 	if _, err := e.w.Write([]byte(frame)); err != nil {
 		return err
 	}
+	e.frames++
 	return e.control.Flush()
 }
