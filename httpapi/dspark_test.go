@@ -45,11 +45,43 @@ type realExchange struct {
 	Answer             json.RawMessage // a stream is a string
 }
 
-// startReal makes a server as the flags of a recording say.
-func startReal(t *testing.T, flags []string) *Server {
+// realModels makes a folder as the recorded server had it at /: the models lie
+// below models/. tiny-chat-effort has the files of tiny-chat beside its own.
+func realModels(t *testing.T) string {
 	t.Helper()
+	root := t.TempDir()
+	for from, to := range map[string][]string{"tiny-chat": {"tiny-chat", "tiny-chat-effort"}, "tiny-chat-effort": {"tiny-chat-effort"}, "tiny-drafter": {"tiny-drafter"}} {
+		files, _ := filepath.Glob("testdata/dspark-real/models/" + from + "/*")
+		for _, name := range to {
+			dir := filepath.Join(root, "models", name)
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range files {
+				to := filepath.Join(dir, filepath.Base(f))
+				if _, err := os.Stat(to); err == nil && from != name {
+					continue // its own is there
+				}
+				b, err := os.ReadFile(f)
+				if err == nil {
+					err = os.WriteFile(to, b, 0o644)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	return root
+}
+
+// startReal makes a server as the flags of a recording say, and the folder that
+// its models are in.
+func startReal(t *testing.T, flags []string) (s *Server, root string) {
+	t.Helper()
+	root = realModels(t)
 	load := engine.LoadRequest{Mode: "auto"}
-	o := engine.Options{Version: "test", Backend: func() (compute.Backend, error) { return compute.NewReference(), nil }, Slots: 2, ModelRoot: "testdata/dspark-real",
+	o := engine.Options{Version: "test", Backend: func() (compute.Backend, error) { return compute.NewReference(), nil }, Slots: 2, ModelRoot: root,
 		Memory: func() machine.Memory { return machine.Memory{Total: 64 << 30, Available: 48 << 30} }}
 	var web Options
 	number := func(s string) int {
@@ -79,9 +111,9 @@ func startReal(t *testing.T, flags []string) *Server {
 		case "--mode":
 			load.Mode = v
 		case "--model":
-			load.Model = "testdata/dspark-real" + v
+			load.Model = root + v
 		case "--drafter":
-			load.Drafter = "testdata/dspark-real" + v
+			load.Drafter = root + v
 		case "--drafter-bits":
 			load.DrafterBits = set(number(v))
 		case "--max-draft":
@@ -109,25 +141,6 @@ func startReal(t *testing.T, flags []string) *Server {
 			t.Fatalf("flag %s", flags[i-1])
 		}
 	}
-	if strings.HasSuffix(load.Model, "-effort") { // its other files are those of tiny-chat
-		dir := filepath.Join(t.TempDir(), "tiny-chat-effort")
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		for _, from := range []string{"testdata/dspark-real/models/tiny-chat", load.Model} {
-			files, _ := filepath.Glob(from + "/*")
-			for _, f := range files {
-				b, err := os.ReadFile(f)
-				if err == nil {
-					err = os.WriteFile(filepath.Join(dir, filepath.Base(f)), b, 0o644)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		load.Model = dir
-	}
 	e := engine.New(o)
 	t.Cleanup(func() { e.Close(context.Background()) })
 	if load.Model != "" {
@@ -135,14 +148,14 @@ func startReal(t *testing.T, flags []string) *Server {
 			t.Fatal(err)
 		}
 	}
-	return New(e, web)
+	return New(e, web), root
 }
 
 // TestDSparkReplay sends the recorded requests of mlx-dspark to the real engine
 // with the same models: texts, thoughts, calls, reasons and counts are the same.
 func TestDSparkReplay(t *testing.T) {
 	files, err := filepath.Glob("testdata/dspark-real/*.json")
-	if err != nil || len(files) != 9 {
+	if err != nil || len(files) != 10 {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
@@ -159,7 +172,7 @@ func TestDSparkReplay(t *testing.T) {
 			if err := json.Unmarshal(b, &rec); err != nil || len(rec.Exchanges) < 2 {
 				t.Fatal(len(rec.Exchanges), err)
 			}
-			s := startReal(t, rec.Flags)
+			s, root := startReal(t, rec.Flags)
 			for _, x := range rec.Exchanges {
 				name := config + "-" + x.Name
 				differ := func(field string, got, want any) {
@@ -179,7 +192,7 @@ func TestDSparkReplay(t *testing.T) {
 				}
 				body := string(g.body())
 				if strings.HasPrefix(x.Path, "/admin/") {
-					body = strings.ReplaceAll(body, "/models/", "testdata/dspark-real/models/")
+					body = strings.ReplaceAll(body, "/models/", root+"/models/")
 				}
 				w := call(s, x.Method, x.Path, body, headers...)
 				want := cmp.Or(real.rightStatus(name), x.Status)
@@ -210,6 +223,9 @@ func TestDSparkReplay(t *testing.T) {
 			}
 		})
 	}
+	t.Run("events", replayEvents)
+	t.Run("phases", replayPhases)
+	t.Run("download", replayDownload)
 	real.checkUsed(t)
 }
 
@@ -351,12 +367,9 @@ func realShape(name, path string, want, got *tree, differ func(field string, got
 // that show the same: what they hold depends on time, or on a hub.
 var elsewhere = map[string]string{
 	"baseline/bad-content-length": "TestBadLengths",
-	"download/":                   "TestDownload TestDownloadCancel TestDownloadFails TestDownloadStatus",
-	"keepalive/":                  "TestKeepAlive TestDisconnect",
 	"loading/":                    "TestGoldens",
-	"dspark/events":               "TestEvents", "lookup/events-prefill": "TestEvents",
-	"no-model/load-phases": "TestStates", "no-model/load-swap-sticky": "TestControl", "no-model/machine": "TestMachineWithoutModel",
-	"cli/": "TestRecordedCommandLines",
+	"no-model/machine":            "TestMachineWithoutModel",
+	"cli/":                        "TestRecordedCommandLines",
 }
 
 // TestEveryGoldenIsReplayed: every recording of mlx-dspark is replayed with a
@@ -389,7 +402,7 @@ func TestEveryGoldenIsReplayed(t *testing.T) {
 	for _, name := range names {
 		config, rest, _ := strings.Cut(name, "/")
 		found := replayed[name]
-		for _, dir := range []string{"dspark", "control"} {
+		for _, dir := range []string{"dspark", "control", "dspark-live"} {
 			_, err := os.Stat("testdata/" + dir + "/" + config + "-" + rest + ".json")
 			found = found || err == nil
 		}

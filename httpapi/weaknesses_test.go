@@ -130,7 +130,7 @@ func TestBadLengths(t *testing.T) {
 // TestSeededChoices (W11): each choice has its own draws, and the same seed gives
 // the same choices; all are counted.
 func TestSeededChoices(t *testing.T) {
-	s := startReal(t, []string{"--mode", "baseline", "--model", "/models/tiny-chat"})
+	s, _ := startReal(t, []string{"--mode", "baseline", "--model", "/models/tiny-chat"})
 	ask := func() (texts []string, tokens int) {
 		w := call(s, "POST", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hello"}],"n":4,"seed":5,"temperature":3,"max_tokens":8,"enable_thinking":false}`)
 		var a struct {
@@ -173,7 +173,7 @@ func TestMessagesSeed(t *testing.T) {
 
 // TestPrefillIsTimed (W22): reading a prompt takes a time in lookup mode too.
 func TestPrefillIsTimed(t *testing.T) {
-	s := startReal(t, []string{"--mode", "lookup", "--model", "/models/tiny-chat"})
+	s, _ := startReal(t, []string{"--mode", "lookup", "--model", "/models/tiny-chat"})
 	res, err := s.engine.Generate(t.Context(), engine.Request{ID: "r", Logprobs: -1, MaxTokens: 4, Prompt: engine.Prompt{Messages: json.RawMessage(fmt.Sprintf(`[{"role":"user","content":%q}]`, strings.Repeat("apple pear ", 100)))}}, func(engine.Delta) error { return nil })
 	if err != nil || res.Stats.Mode != "lookup" || res.Stats.PrefillSeconds <= 0 || res.Stats.TTFTSeconds <= 0 {
 		t.Errorf("%+v %v", res.Stats, err)
