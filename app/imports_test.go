@@ -19,7 +19,7 @@ var allowed = map[string][]string{
 	"httpapi":                     {"engine", "engine/calibrate", "engine/telemetry", "engine/models"},
 	"httpapi/client":              {"httpapi", "engine/telemetry"},
 	"resources":                   {},
-	"metalkern":                   {"engine/compute", "engine/layout"},
+	"metalkern":                   {"engine/compute", "engine/layout", "engine/wholefile"},
 	"metalkern/metaltest":         {"engine/compute", "engine/testneed", "metalkern"}, // for tests only
 	"packaging":                   {},
 	"packaging/mac":               {"packaging"},

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
+	"time"
 	"unsafe"
 
 	"sparkbar/engine/compute"
@@ -16,7 +18,9 @@ type backend struct {
 	dev     Device
 	options Options
 	choices *choices
-	ring    [3]slot // programs in flight
+	trials  *rehearsal // nil: kernels run untried
+	lost    error      // the device hangs: nothing of it may be touched
+	ring    [3]slot    // programs in flight
 	at      int
 }
 
@@ -35,6 +39,7 @@ func (s *slot) wait() error {
 
 // pending is a program in flight.
 type pending struct {
+	b     *backend
 	fence Fence
 	held  []*compute.Buffer // what it uses must not go before its end
 	done  bool
@@ -44,13 +49,36 @@ type pending struct {
 // Wait returns when the program has ended.
 func (p *pending) Wait() error {
 	if !p.done {
-		p.err = p.fence.Wait()
 		p.done = true
+		if _, p.err = p.fence.Wait(patience); errors.Is(p.err, ErrHung) {
+			p.err = p.b.lose(fmt.Errorf("%w: it did not end with a forward pass within %v", p.err, patience))
+			return p.err // the buffers stay: it may still use them
+		}
 		for _, b := range p.held {
 			b.Release()
 		}
 	}
 	return p.err
+}
+
+// patience is how long a list may take before the device counts as lost. A list is
+// one forward pass or one chunk of a prompt.
+const patience = time.Minute
+
+// hung are devices that were given up: they may still use their memory, so that
+// it stays for as long as the process lives.
+var hung struct {
+	sync.Mutex
+	devices []Device
+}
+
+// lose gives the device up.
+func (b *backend) lose(err error) error {
+	hung.Lock()
+	hung.devices = append(hung.devices, b.dev)
+	hung.Unlock()
+	b.lost = &UnfitError{Kernel: "the GPU", Why: err}
+	return b.lost
 }
 
 // Options says how a backend works.
@@ -61,14 +89,21 @@ type Options struct {
 	// Relaxed lets 9 to 16 rows of a Linear use the matrix units, which sum in
 	// another order: a row's bits then depend on how many rows run with it.
 	Relaxed bool
+	// Trials makes the backend try each kernel before it relies on it; nil = it
+	// relies on them.
+	Trials *Trials
 }
 
 // New returns a backend that owns the device until Close.
 func New(d Device, o Options) compute.Backend {
 	b := &backend{dev: d, options: o, choices: &choices{chosen: map[Key]int{}}}
-	pipes := &pipelines{dev: d, ids: map[variant]uint32{}}
+	pipes := &pipelines{dev: d, ids: map[variant]uint32{}, hashes: map[uint32]uint64{}, names: map[uint32]string{}}
 	for i := range b.ring {
 		b.ring[i].lower.dev, b.ring[i].lower.pipes, b.ring[i].lower.choices, b.ring[i].lower.options = d, pipes, b.choices, o
+	}
+	if o.Trials != nil {
+		b.trials = newRehearsal(*o.Trials)
+		b.choices.listen, pipes.failed = true, map[uint32]error{}
 	}
 	return b
 }
@@ -101,7 +136,7 @@ func (b *backend) Alloc(label string, bytes int) (*compute.Buffer, error) {
 
 // free gives memory back; what a closed backend leaves went with its device.
 func (b *backend) free(m Memory) {
-	if b.dev != nil && m.ID != 0 {
+	if b.dev != nil && b.lost == nil && m.ID != 0 {
 		b.dev.Free(m)
 	}
 }
@@ -125,6 +160,9 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 	}
 	if (m.Scheme == layout.Dense || m.Scheme == layout.Affine) && m.DType != layout.F32 && m.DType != layout.F16 && m.DType != layout.BF16 {
 		return nil, fmt.Errorf("%s: elements of type %v have no kernel", m.Name, m.DType)
+	}
+	if b.trials != nil {
+		b.trials.saw(m)
 	}
 	h := &loaded{}
 	w := &compute.Weight{Matrix: m, Handle: h}
@@ -176,6 +214,9 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	if b.dev == nil {
 		return nil, errors.New("metal: the backend is closed")
 	}
+	if b.lost != nil {
+		return nil, b.lost
+	}
 	b.Count(p.Label)
 	if stop.IsSet() {
 		return compute.Done{Err: compute.ErrStopped}, nil
@@ -189,11 +230,14 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	if len(s.lower.list.Dispatches) == 0 {
 		return compute.Done{}, nil
 	}
+	if b.trials != nil && !b.trials.relies(&s.lower) {
+		return compute.Done{Err: b.trials.run(b, p, stop)}, nil
+	}
 	fence, err := b.dev.Submit(&s.lower.list)
 	if err != nil {
 		return nil, err
 	}
-	s.running = &pending{fence: fence, held: slices.Clone(s.lower.used)}
+	s.running = &pending{b: b, fence: fence, held: slices.Clone(s.lower.used)}
 	for _, buf := range s.running.held {
 		buf.Retain()
 	}
@@ -209,7 +253,10 @@ func (b *backend) Close() error {
 		b.ring[i].wait() // who started it has its error
 		b.ring[i].lower.close()
 	}
-	err := b.dev.Close()
+	var err error
+	if b.lost == nil {
+		err = b.dev.Close()
+	}
 	b.dev = nil
 	return err
 }
@@ -223,8 +270,13 @@ type variant struct {
 
 // pipelines are the variants that were asked for so far.
 type pipelines struct {
-	dev Device
-	ids map[variant]uint32
+	dev    Device
+	ids    map[variant]uint32
+	hashes map[uint32]uint64 // of the variants, by id
+	names  map[uint32]string // of the kernels, by id
+	// failed are those that the device cannot make, under ids of their own: what
+	// needs them is not run. nil: the first one ends the lowering.
+	failed map[uint32]error
 }
 
 func (p *pipelines) get(v variant) (uint32, error) {
@@ -237,9 +289,14 @@ func (p *pipelines) get(v variant) (uint32, error) {
 	}
 	id, err := p.dev.Pipeline(v.kernel, c)
 	if err != nil {
-		return 0, fmt.Errorf("kernel %s with constants %v: %w", v.kernel, v.constants[:v.n], err)
+		err = fmt.Errorf("kernel %s with constants %v: %w", v.kernel, v.constants[:v.n], err)
+		if p.failed == nil {
+			return 0, err
+		}
+		id = ^uint32(len(p.failed))
+		p.failed[id] = err
 	}
-	p.ids[v] = id
+	p.ids[v], p.hashes[id], p.names[id] = id, v.hash(), v.kernel
 	return id, nil
 }
 

@@ -22,5 +22,7 @@ uint32_t mk_wrap(mk_device *, const void *mem, uint64_t bytes, uint64_t *off);
 void mk_free(mk_device *, uint32_t buffer);
 // mk_submit encodes the list into one command buffer and commits it.
 uint64_t mk_submit(mk_device *, const mk_dispatch *d, int n, const mk_bind *b, const char *args, char *err, int size);
-// mk_wait waits for the end and says how long the GPU worked; 0 = it failed.
-int mk_wait(mk_device *, uint64_t ticket, double *seconds, char *err, int size);
+// mk_wait waits for the end, but no longer than limit seconds, and says how long
+// the GPU worked; 0 = it failed, MK_HUNG = it has not ended: the ticket stays.
+enum { MK_HUNG = -1 };
+int mk_wait(mk_device *, uint64_t ticket, double limit, double *seconds, char *err, int size);

@@ -12,6 +12,8 @@ typedef struct { id *at; uint32_t n, cap; } table;
 struct mk_device {
   id<MTLDevice> dev;
   id<MTLCommandQueue> queue;
+  id<MTLSharedEvent> ended; // its value is that of the last list that has ended
+  uint64_t lists;
   id<MTLBuffer> none; // what is bound where a kernel has no use for a buffer
   table libraries, pipelines, buffers, running;
 };
@@ -58,8 +60,9 @@ mk_device *mk_open(char *err, int size) {
     mk_device *d = calloc(1, sizeof *d);
     d->dev = dev;
     d->queue = [dev newCommandQueue];
+    d->ended = [dev newSharedEvent];
     d->none = [dev newBufferWithLength:256 options:MTLResourceStorageModeShared];
-    if (!d->queue || !d->none) {
+    if (!d->queue || !d->ended || !d->none) {
       fail(err, size, @"the Metal device has no command queue");
       mk_close(d);
       return NULL;
@@ -75,6 +78,7 @@ void mk_close(mk_device *d) {
     clear_table(&d->pipelines);
     clear_table(&d->libraries);
     [d->none release];
+    [d->ended release];
     [d->queue release];
     [d->dev release];
     free(d);
@@ -160,20 +164,27 @@ uint64_t mk_submit(mk_device *d, const mk_dispatch *list, int n, const mk_bind *
     }
     [enc endEncoding];
     if (bad) return (uint64_t)fail(err, size, bad); // the command buffer goes uncommitted
+    [cb encodeSignalEvent:d->ended value:++d->lists];
     [cb commit];
-    return put(&d->running, [cb retain]);
+    uint64_t at = put(&d->running, [cb retain]);
+    return at ? d->lists << 16 | at : (uint64_t)fail(err, size, @"no memory");
   }
 }
 
-int mk_wait(mk_device *d, uint64_t ticket, double *seconds, char *err, int size) {
+int mk_wait(mk_device *d, uint64_t ticket, double limit, double *seconds, char *err, int size) {
   @autoreleasepool {
-    id<MTLCommandBuffer> cb = get(&d->running, ticket);
+    uint64_t at = ticket & 0xffff;
+    id<MTLCommandBuffer> cb = get(&d->running, at);
     if (!cb) return fail(err, size, @"no such command buffer");
+    // A command buffer that fails may end without its signal: ask for its state too.
+    const uint64_t slice = 50;
+    for (double waited = 0; ![d->ended waitUntilSignaledValue:ticket >> 16 timeoutMS:slice] && [cb status] < MTLCommandBufferStatusCompleted;)
+      if ((waited += slice / 1e3) > limit) return MK_HUNG;
     [cb waitUntilCompleted];
     *seconds = [cb GPUEndTime] - [cb GPUStartTime];
     int ok = [cb status] == MTLCommandBufferStatusCompleted;
     if (!ok) fail(err, size, [cb error] ? [[cb error] localizedDescription] : @"the command buffer did not complete");
-    drop(&d->running, ticket);
+    drop(&d->running, at);
     return ok;
   }
 }

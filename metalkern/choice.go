@@ -2,6 +2,7 @@ package metalkern
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -67,8 +68,8 @@ type Variant struct {
 var variants = map[string][]Variant{}
 
 // vary enters the variants of a kernel, the default first; lowering then asks
-// pick for one. It is called when the package starts and returns the default.
-func vary(kernel string, list ...Variant) Variant {
+// pick for one. It is called when the package starts: var _ = vary(...).
+func vary(kernel string, list ...Variant) struct{} {
 	for i, v := range list {
 		for _, o := range list[:i] {
 			if o.Name == v.Name {
@@ -80,13 +81,14 @@ func vary(kernel string, list ...Variant) Variant {
 		panic("metalkern: the variants of " + kernel + " are entered twice, or there are none")
 	}
 	variants[kernel] = list
-	return list[0]
+	return struct{}{}
 }
 
 // choices says which variant each key gets.
 type choices struct {
 	chosen map[Key]int // index into variants; none: the default
-	asked  func(Key)   // hears every key that lowering meets; nil: nobody
+	listen bool        // note in asked what is asked for
+	asked  []Key       // each once
 }
 
 // pick returns the variant of a key: the chosen one, or the default.
@@ -96,8 +98,8 @@ func (l *lowerer) pick(k Key) Variant {
 	if c == nil {
 		return list[0]
 	}
-	if c.asked != nil {
-		c.asked(k)
+	if c.listen && !slices.Contains(c.asked, k) {
+		c.asked = append(c.asked, k)
 	}
 	return list[c.chosen[k]]
 }

@@ -1,6 +1,9 @@
 package metalkern
 
-import "errors"
+import (
+	"errors"
+	"time"
+)
 
 // Device is a GPU, or the emulation of one that tests use. One goroutine at a
 // time uses it.
@@ -24,8 +27,10 @@ type Device interface {
 
 // Fence is a list in flight.
 type Fence interface {
-	// Wait returns when the list has ended, with the device's error.
-	Wait() error
+	// Wait returns when the list has ended: how long the device worked on it, and
+	// its error. After limit it gives up with ErrHung: then the list may still use
+	// its memory, and the device takes no further one.
+	Wait(limit time.Duration) (time.Duration, error)
 }
 
 // Memory is a stretch of device memory: Bytes as the CPU sees it, which lie at
@@ -69,6 +74,9 @@ type Bind struct {
 	Buffer, _ uint32
 	Off, Len  uint64
 }
+
+// ErrHung says that the device did not come to an end with a list.
+var ErrHung = errors.New("metal: the GPU hangs")
 
 // ErrNoDevice says that this build or this machine has no Metal device.
 var ErrNoDevice = errors.New("metal: no device here")

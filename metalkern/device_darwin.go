@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"time"
 	"unsafe"
 )
 
@@ -127,19 +128,23 @@ func (d *metalDevice) Close() error {
 // metalFence is a command buffer.
 type metalFence struct {
 	d      *metalDevice
-	ticket C.uint64_t // 0: it was waited for
+	ticket C.uint64_t // 0: it has ended
+	took   time.Duration
 	err    error
 }
 
-func (f *metalFence) Wait() error {
+func (f *metalFence) Wait(limit time.Duration) (time.Duration, error) {
 	if f.ticket == 0 {
-		return f.err
+		return f.took, f.err
 	}
 	var seconds C.double
 	var msg [1024]C.char
-	if C.mk_wait(f.d.dev, f.ticket, &seconds, &msg[0], C.int(len(msg))) == 0 {
+	switch C.mk_wait(f.d.dev, f.ticket, C.double(limit.Seconds()), &seconds, &msg[0], C.int(len(msg))) {
+	case C.MK_HUNG:
+		return 0, ErrHung
+	case 0:
 		f.err = errors.New("metal: " + C.GoString(&msg[0]))
 	}
-	f.ticket = 0
-	return f.err
+	f.took, f.ticket = time.Duration(float64(seconds)*1e9), 0
+	return f.took, f.err
 }

@@ -3,6 +3,7 @@ package metalkern
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"unsafe"
 
 	"sparkbar/engine/compute"
@@ -19,7 +20,9 @@ type lowerer struct {
 	used    []*compute.Buffer // that the list touches
 	seen    map[*compute.Buffer]bool
 
-	reads, writes []span // since the last barrier
+	fixed         []bool  // by bind: a weight
+	groups        []group // of ops, and what they became
+	reads, writes []span  // since the last barrier
 	parts         scratch
 	ranks         [2]scratch // A x of the adapters of a Linear
 	ups           scratch    // up values of a gated Linear whose matrices differ
@@ -50,14 +53,17 @@ func (l *lowerer) program(p *compute.Program) error {
 		l.seen = map[*compute.Buffer]bool{}
 	}
 	clear(l.seen)
+	l.fixed, l.groups = l.fixed[:0], l.groups[:0]
 	for _, s := range l.memories() {
 		s.trim(l.dev)
 	}
 	for i := 0; i < len(p.Ops); {
+		first := len(l.list.Dispatches)
 		n, err := l.op(p.Ops[i:])
 		if err = errors.Join(err, l.err); err != nil {
 			return fmt.Errorf("op %d %T: %w", i, p.Ops[i], err)
 		}
+		l.groups = append(l.groups, group{i, n, first, len(l.list.Dispatches)})
 		i += n
 	}
 	return nil
@@ -195,6 +201,7 @@ func add[T any](l *lowerer, d dispatch, args T, binds ...bind) error {
 	}
 	for _, b := range binds {
 		l.list.Binds = append(l.list.Binds, b.Bind)
+		l.fixed = append(l.fixed, b.Len > 0 && !b.reads && !b.writes)
 		if s := (span{b.Buffer, b.Off, b.Off + b.Len}); overlaps(l.writes, s) && b.Len > 0 || b.writes && overlaps(l.reads, s) {
 			x.Barrier = 1
 		}
@@ -321,6 +328,10 @@ func (l *lowerer) embed(o compute.Embed) error {
 		embedArgs{u32(o.Out.Rows), u32(o.W.Cols), u32(o.W.Rows), u32(o.Out.Stride), o.Scale, o.W.GlobalScale}, l.in(o.IDs), w, s, b, l.out(o.Out))
 }
 
+// How many SIMD-groups share a long row of a Norm: it decides how the row is summed,
+// so it may depend on the length alone.
+var _ = vary("norm", Variant{Name: "8 SIMD-groups", Values: [4]uint32{8}}, Variant{Name: "4 SIMD-groups", Values: [4]uint32{4}}, Variant{Name: "16 SIMD-groups", Values: [4]uint32{16}})
+
 type normArgs struct {
 	group, x, out, gate, simds uint32
 	eps, scale, offset         float32
@@ -336,7 +347,7 @@ func (l *lowerer) norm(o compute.Norm) error {
 	}
 	simds := 1
 	if group > 256 {
-		simds = 8
+		simds = int(l.pick(Key{Kernel: "norm", Class: [8]uint32{u32(bits.Len(uint(group)))}}).Values[0])
 	}
 	const l2, weight, whole, before, after = 1, 2, 4, 8, 16
 	flags := flag(o.Kind == compute.L2, l2) | flag(o.W.Given(), weight) | flag(o.W.Given() && o.W.Cols != group, whole) |

@@ -1,6 +1,9 @@
 package metalkern
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Recorder is a Device that runs nothing: it keeps count of what it is asked to
 // do, for plans of what a GPU would do. Memory reads as zeros.
@@ -91,7 +94,7 @@ func (r *Recorder) Submit(l *List) (Fence, error) {
 
 type recorded struct{}
 
-func (recorded) Wait() error { return nil }
+func (recorded) Wait(time.Duration) (time.Duration, error) { return 0, nil }
 
 // Close does nothing.
 func (*Recorder) Close() error { return nil }

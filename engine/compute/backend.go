@@ -10,6 +10,11 @@ import (
 // ErrStopped is returned by a program that was stopped between two ops.
 var ErrStopped = errors.New("stopped")
 
+// ErrUnfit is what a backend returns that cannot do the work on this machine,
+// however often it is asked: another backend has to. The error that wraps it says
+// why.
+var ErrUnfit = errors.New("this backend does not work here")
+
 // Stop asks a running program to end between two ops. The zero Stop is not set.
 type Stop struct{ flag atomic.Int32 }
 

@@ -43,6 +43,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
 
 	"sparkbar/metalkern"
@@ -155,16 +156,20 @@ func (d *Device) Submit(l *metalkern.List) (metalkern.Fence, error) {
 		return fence{}, nil
 	}
 	var msg [2048]C.char
+	began := time.Now()
 	if C.emu_run(&d.lib.fn, d.dev, unsafe.Pointer(&l.Dispatches[0]), C.int(len(l.Dispatches)), unsafe.Pointer(unsafe.SliceData(l.Binds)),
 		unsafe.Pointer(unsafe.SliceData(l.Args)), &msg[0], C.int(len(msg))) != 0 {
-		return fence{errors.New(C.GoString(&msg[0]))}, nil
+		return fence{err: errors.New(C.GoString(&msg[0]))}, nil
 	}
-	return fence{}, nil
+	return fence{took: time.Since(began)}, nil
 }
 
-type fence struct{ err error }
+type fence struct {
+	took time.Duration
+	err  error
+}
 
-func (f fence) Wait() error { return f.err }
+func (f fence) Wait(time.Duration) (time.Duration, error) { return f.took, f.err }
 
 // Uses counts how often each kernel ran with each set of function constants,
 // such as "linear_rows 0=2 1=4".

@@ -46,7 +46,11 @@ typedef struct { NSUInteger width, height, depth; } MTLSize; // mtlsize
 - (void)memoryBarrierWithScope:(MTLBarrierScope)scope;
 - (void)endEncoding;
 @end
+@protocol MTLSharedEvent <NSObject> // mtlsharedevent
+- (BOOL)waitUntilSignaledValue:(uint64_t)value timeoutMS:(uint64_t)milliseconds; // macOS 12
+@end
 @protocol MTLCommandBuffer <NSObject> // mtlcommandbuffer
+- (void)encodeSignalEvent:(id<MTLSharedEvent>)event value:(uint64_t)value;
 - (id<MTLComputeCommandEncoder>)computeCommandEncoderWithDispatchType:(MTLDispatchType)type;
 - (void)commit;
 - (void)waitUntilCompleted;
@@ -62,6 +66,7 @@ typedef struct { NSUInteger width, height, depth; } MTLSize; // mtlsize
 - (NSString *)name;
 - (BOOL)supportsFamily:(MTLGPUFamily)family;
 - (id<MTLCommandQueue>)newCommandQueue;
+- (id<MTLSharedEvent>)newSharedEvent;
 - (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options;
 - (id<MTLBuffer>)newBufferWithBytesNoCopy:(void *)pointer length:(NSUInteger)length options:(MTLResourceOptions)options deallocator:(void (^)(void *, NSUInteger))deallocator;
 - (id<MTLLibrary>)newLibraryWithSource:(NSString *)source options:(MTLCompileOptions *)options error:(NSError **)error;

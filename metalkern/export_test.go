@@ -1,0 +1,28 @@
+package metalkern
+
+import "slices"
+
+// Prefer makes the variant of that name the default of a kernel, until restore.
+func Prefer(kernel, name string) (restore func()) {
+	old := variants[kernel]
+	i := slices.IndexFunc(old, func(v Variant) bool { return v.Name == name })
+	variants[kernel] = append([]Variant{old[i]}, slices.Delete(slices.Clone(old), i, i+1)...)
+	return func() { variants[kernel] = old }
+}
+
+// Variants lists the names of a kernel's variants, the default first.
+func Variants(kernel string) (names []string) {
+	for _, v := range variants[kernel] {
+		names = append(names, v.Name)
+	}
+	return names
+}
+
+// VariedKernels lists the kernels that have variants.
+func VariedKernels() (kernels []string) {
+	for k := range variants {
+		kernels = append(kernels, k)
+	}
+	slices.Sort(kernels)
+	return kernels
+}
