@@ -367,7 +367,6 @@ func realShape(name, path string, want, got *tree, differ func(field string, got
 // that show the same: what they hold depends on time, or on a hub.
 var elsewhere = map[string]string{
 	"baseline/bad-content-length": "TestBadLengths",
-	"loading/":                    "TestGoldens",
 	"no-model/machine":            "TestMachineWithoutModel",
 	"cli/":                        "TestRecordedCommandLines",
 }
