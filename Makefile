@@ -53,13 +53,16 @@ soak: setup
 	  done; \
 	done
 
-# Measurements on a machine that rests: about ten minutes. Peers are measured
-# where they are set up (see engine/cpu). Writes docs/performance.md.
+# Measurements on a machine that rests: about fifteen minutes, and once as long for
+# building the peer. Writes docs/performance.md.
 BENCH := $(CURDIR)/build/bench
+PEER  := $(CURDIR)/build/peer
 bench: setup
+	engine/cpu/testdata/peer.sh '$(PEER)'
 	mkdir -p '$(BENCH)'
-	SPARKBAR_BENCH='$(BENCH)' $(GO) test -count 1 -timeout 30m -run '^(TestBench|TestPerplexity$$|TestLongPromptSmolLM2$$)' -v ./engine ./httpapi
-	SPARKBAR_BENCH='$(BENCH)' $(GO) test -count 1 -timeout 30m -run '^TestBench' -v ./engine/cpu ./engine/decode
+	SPARKBAR_BENCH='$(BENCH)' $(GO) test -count 1 -timeout 30m -p 1 -run '^(TestBench|TestPerplexity$$|TestLongPromptSmolLM2$$)' -v ./engine ./httpapi
+	SPARKBAR_BENCH='$(BENCH)' SPARKBAR_LLAMA_PYTHON='$(PEER)/native/bin/python' SPARKBAR_LLAMA_PYTHON_AVX2='$(PEER)/avx2/bin/python' \
+	  $(GO) test -count 1 -timeout 30m -p 1 -run '^TestBench' -v ./engine/cpu ./engine/decode
 	$(GO) run ./engine/internal/bench '$(BENCH)' docs/performance.md
 	$(GO) test -run '^$$' -bench . -benchtime 1s ./engine/...
 
