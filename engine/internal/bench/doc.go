@@ -1,6 +1,6 @@
 // Command bench turns what `make bench` measured into docs/performance.md: one
 // JSON file a chapter, written by the measuring tests of engine (bench_test.go
-// says their form), and notes in Markdown beside them.
+// says their form), and notes.md, which is written by hand.
 //
 // What lives here: layout of the page. What must never live here: measuring.
 //

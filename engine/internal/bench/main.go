@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -14,6 +15,11 @@ import (
 
 	"sparkbar/engine/machine"
 )
+
+// notes is the end of the page: what the figures do not say by themselves.
+//
+//go:embed notes.md
+var notes string
 
 type figure struct {
 	Name  string  `json:"name"`
@@ -59,28 +65,17 @@ func write(folder, page string) error {
 		}
 		chapters = append(chapters, c)
 	}
-	notes, err := filepath.Glob(filepath.Join(folder, "*.md"))
-	if err != nil {
-		return err
-	}
-	if len(chapters) == 0 && len(notes) == 0 {
+	if len(chapters) == 0 {
 		return fmt.Errorf("%s holds no results; run make bench", folder)
 	}
 	chip := machine.ReadChip()
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Performance\n\nWritten by `make bench` from its results and from the notes (*.md) that lie beside them in build/bench; do not edit. %s, %s, %d cores, %s/%s, %s.\n", time.Now().Format("2006-01-02"), or(chip.Name, "unknown processor"), chip.Cores, runtime.GOOS, runtime.GOARCH, runtime.Version())
+	fmt.Fprintf(&b, "# Performance\n\nWritten by `make bench` from its results and engine/internal/bench/notes.md; do not edit. %s, %s, %d cores, %s/%s, %s.\n", time.Now().Format("2006-01-02"), or(chip.Name, "unknown processor"), chip.Cores, runtime.GOOS, runtime.GOARCH, runtime.Version())
 	b.WriteString("Peers and ways of one comparison run interleaved in the same run; ratios are of medians or of sums, as each chapter says. Bars are drawn to the largest value of their unit in a chapter.\n")
 	for _, c := range chapters {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n```\n%s```\n", c.Title, c.About, plot(c.Figures))
 	}
-	slices.Sort(notes)
-	for _, f := range notes {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(&b, "\n%s\n", strings.TrimSpace(string(text)))
-	}
+	fmt.Fprintf(&b, "\n%s\n", strings.TrimSpace(notes))
 	return os.WriteFile(page, []byte(b.String()), 0o644)
 }
 

@@ -16,7 +16,6 @@ func TestPage(t *testing.T) {
 	for name, text := range map[string]string{
 		"b.json": `{"title": "Second", "about": "x", "figures": [{"name": "slow", "value": 1, "unit": "x", "want": ">= 2"}, {"name": "fast", "value": 2, "unit": "x", "want": ">= 2", "note": "n"}]}`,
 		"a.json": `{"title": "First", "about": "y", "figures": []}`,
-		"z.md":   "## Notes\n\ntext\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -30,7 +29,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := -1
-	for _, want := range []string{"## First", "## Second", strings.Repeat("#", 15) + " ", "wants >= 2: MISSED", strings.Repeat("#", 30), "wants >= 2: reached  (n)", "## Notes"} {
+	for _, want := range []string{"## First", "## Second", strings.Repeat("#", 15) + " ", "wants >= 2: MISSED", strings.Repeat("#", 30), "wants >= 2: reached  (n)", "## Where the time goes"} {
 		i := strings.Index(string(text), want)
 		if i <= at {
 			t.Errorf("%q is missing or out of place in\n%s", want, text)
