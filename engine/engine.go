@@ -24,8 +24,9 @@ type Engine struct {
 	own     sync.WaitGroup                  // those
 
 	live    atomic.Pointer[Live]
-	advance atomic.Int64 // when a generation last came on, in Unix nanoseconds
-	loads   sync.Mutex   // one load or unload at a time
+	unfit   atomic.Pointer[error] // why Options.Backend is used no more
+	advance atomic.Int64          // when a generation last came on, in Unix nanoseconds
+	loads   sync.Mutex            // one load or unload at a time
 
 	bandwidthOnce sync.Once
 	bandwidth     machine.Bandwidth
@@ -269,12 +270,12 @@ func (e *Engine) swap(ctx context.Context, r LoadRequest, download bool) error {
 				old.retire()
 			}
 		}
-		l, err = e.build(ctx, p, report)
+		l, err = e.buildSomewhere(ctx, p, report)
 	}
 	if err != nil && evicted != nil && !e.isClosed() {
 		back, berr := e.prepare(context.Background(), *evicted, false, report)
 		if berr == nil {
-			l, berr = e.build(context.Background(), back, report)
+			l, berr = e.buildSomewhere(context.Background(), back, report)
 		}
 		if berr != nil {
 			err = &Error{Kind: ErrLoadFailed, Message: fmt.Sprintf("%v; and %s, which was unloaded for it, could not be loaded again: %v", err, evicted.Model, berr), Cause: err}

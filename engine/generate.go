@@ -301,6 +301,7 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 		}
 	}
 	if err != nil {
+		e.checkFit(l, err)
 		return Result{}, generationError(ctx, err)
 	}
 	res := a.finish()

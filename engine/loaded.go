@@ -270,7 +270,7 @@ func (e *Engine) prepare(ctx context.Context, r LoadRequest, download bool, repo
 // build loads a model from start to end. report is told about progress; a
 // cancelled context ends it between two tensors. Nothing of a failed build
 // remains.
-func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProgress)) (_ *loaded, err error) {
+func (e *Engine) build(ctx context.Context, p *plan, backend func() (compute.Backend, error), report func(State, LoadProgress)) (_ *loaded, err error) {
 	r, c, dc, drafter, mode, window := p.request, p.files, p.drafterFiles, p.drafter, p.mode, p.window
 	l := &loaded{request: r, jobs: make(chan func()), freed: make(chan struct{}), log: telemetry.NewLog(e.opts.Now()), notes: p.notes, files: []*checkpoint.Checkpoint{c}}
 	if dc != nil {
@@ -295,7 +295,7 @@ func (e *Engine) build(ctx context.Context, p *plan, report func(State, LoadProg
 		progress.BytesTotal += dc.Bytes()
 	}
 	report(StateLoading, progress)
-	if l.backend, err = e.opts.Backend(); err != nil {
+	if l.backend, err = backend(); err != nil {
 		return nil, &Error{Kind: ErrInternal, Message: err.Error(), Cause: err}
 	}
 	watched := &watchedBackend{Backend: l.backend, ctx: ctx, progress: progress, report: func(p LoadProgress) { report(StateLoading, p) }}
@@ -624,12 +624,18 @@ func (l *loaded) free() {
 	}
 }
 
+// warmRows is how many rows of a prompt a GPU is warmed up with.
+const warmRows = 96
+
 // warmUp runs a short throw-away generation, so that the first request finds
 // everything touched.
 func (l *loaded) warmUp(ctx context.Context) (err error) {
 	ids := l.tok.Encode("Hello, how are you?", true)
 	if len(ids) == 0 {
 		return nil
+	}
+	for greeting := ids; l.backend.Name() == "metal" && len(ids) < min(warmRows, l.controls.maxContext/2); { // many rows run on other kernels than one
+		ids = append(ids, greeting...)
 	}
 	l.do(func() {
 		_, err = l.run.Generate(ctx, decode.Job{Prompt: ids, MaxTokens: min(12, max(1, l.controls.maxContext-len(ids))), End: l.end, Logprobs: -1,

@@ -20,6 +20,9 @@ type Options struct {
 	// Backend makes the backend that a model is loaded on; each loaded model has
 	// its own.
 	Backend func() (compute.Backend, error)
+	// Fallback makes the backend for models on which Backend says that it is unfit
+	// for this machine (compute.ErrUnfit); nil = they are not loaded.
+	Fallback func() (compute.Backend, error)
 	// Builtins are models that are part of the program, by id.
 	Builtins map[string]Builtin
 	// ModelRoot limits which folders a LoadRequest of a client may name; see
