@@ -95,7 +95,7 @@ func coverage(t *testing.T, dev *metaltest.Device, mode layout.DType) {
 		switch strings.Fields(kernel)[0] {
 		case "linear_rows", "linear_tiles", "embed", "pair_select":
 			key += " " + stored(layout.Scheme(c[1]), int(c[2]), int(c[3]), layout.DType(c[4]))
-		case "attention", "attention_merge", "kv_write":
+		case "attention", "attention_merge", "attention_tiles", "kv_write":
 			if c[2] > 0 {
 				c[1] = 0 // the type says nothing
 			}
@@ -134,7 +134,7 @@ func coverage(t *testing.T, dev *metaltest.Device, mode layout.DType) {
 			need(fmt.Sprintf("%s %v %s", k, mode, w))
 		}
 	}
-	for _, k := range []string{"attention", "kv_write"} {
+	for _, k := range []string{"attention", "attention_tiles", "kv_write"} {
 		for d := layout.F32; d <= layout.BF16; d++ {
 			need(fmt.Sprintf("%s %v %v, 0 bits by 1", k, mode, d))
 		}

@@ -19,7 +19,7 @@ const languageVersion = 3.1
 var library = map[string]float64{
 	"as_type": 1, "min": 1, "max": 1, "clamp": 1, "fma": 1, "fabs": 1, "floor": 1, "rint": 1, "sqrt": 1, "exp": 1, "log": 1, "tanh": 1, "sin": 1, "cos": 1, "isnan": 1,
 	"function_constant": 1.2, "threadgroup_barrier": 1, "simdgroup_barrier": 2, "simd_sum": 2.1, "simd_min": 2.1, "simd_max": 2.1,
-	"simdgroup_float8x8": 2.3, "make_filled_simdgroup_matrix": 2.3, "simdgroup_load": 2.3, "simdgroup_store": 2.3, "simdgroup_multiply_accumulate": 2.3,
+	"simdgroup_float8x8": 2.3, "make_filled_simdgroup_matrix": 2.3, "simdgroup_load": 2.3, "simdgroup_store": 2.3, "simdgroup_multiply_accumulate": 2.3, "simdgroup_multiply": 2.3,
 	"buffer": 1, "threadgroup_position_in_grid": 1, "thread_index_in_threadgroup": 1, "thread_index_in_simdgroup": 2, "simdgroup_index_in_threadgroup": 2,
 }
 

@@ -64,39 +64,83 @@ type attentionArgs struct {
 }
 
 const (
-	queries    = 8       // query rows of a threadgroup of attention
-	splitPages = 4       // pages of a split
+	queries    = 8       // of a threadgroup of attention
+	tileOf     = 32      // queries, keys and dimensions of a tile of attention_tiles
 	mostParts  = 1 << 25 // bytes of partial results at once
+	mostValues = 1024    // dimensions of V
 )
 
+// The pages of a split. The pages of a row are cut at the same places whatever runs
+// with it, but each length merges in its own order: one for a cache, at all counts
+// of rows.
+var _ = vary("attention", Variant{"4 pages", [4]uint32{4}}, Variant{"2 pages", [4]uint32{2}}, Variant{"8 pages", [4]uint32{8}}, Variant{"16 pages", [4]uint32{16}})
+
+// What serves prefill rows: the matrix units, or what serves all others.
+var _ = vary("attention_tiles", Variant{"tiles", [4]uint32{1}}, Variant{"rows", [4]uint32{0}})
+
+// attention cuts the rows into those of the decode kernel and, if they are many,
+// those of the prefill kernel, as linear does.
 func (l *lowerer) attention(o compute.Attention) error {
 	kv := o.KV
-	if o.Rows.N == 0 {
-		return nil
-	}
-	dims := 1
-	for ; 64*dims < kv.VDim; dims *= 2 {
-	}
-	if dims > 16 {
+	if kv.VDim > mostValues {
 		return fmt.Errorf("values of %d dimensions have no kernel", kv.VDim)
 	}
 	per := o.Heads / kv.Heads
 	a := attentionArgs{kv: cache(kv), heads: u32(o.Heads), per: u32(per), q: u32(o.Q.Stride), out: u32(o.Out.Stride), table: u32(o.Pages.Table.Stride), blocks: u32(o.Pages.Table.Cols),
-		segs: u32(o.Pages.Table.Rows), split: splitPages, scale: o.Scale, softCap: o.SoftCap}
+		segs: u32(o.Pages.Table.Rows), scale: o.Scale, softCap: o.SoftCap}
+	class := [8]uint32{uint32(kv.Type), u32(kv.Bits), u32(kv.Group), u32(kv.KDim), u32(kv.VDim), u32(per)}
+	prefill := min(max(o.Rows.Prefill, 0), o.Rows.N)
+	if o.Rows.N-prefill < tilesFrom || powerFrom(kv.VDim, tileOf) > 16 || l.pick(Key{"attention_tiles", class}).Values[0] == 0 {
+		prefill = o.Rows.N
+	}
+	a.split = l.pick(Key{"attention", class}).Values[0]
+	if err := l.attentionRows(o, a, prefill); err != nil {
+		return err
+	}
+	return l.attentionTiles(o, a, prefill)
+}
+
+// powerFrom is the least power of two of pieces of n that hold dim.
+func powerFrom(dim, n int) int {
+	p := 1
+	for ; n*p < dim; p *= 2 {
+	}
+	return p
+}
+
+// The flags of attention kernels.
+const (
+	attSoftCap = 1 << iota
+	attSinks
+	attParts
+	attVInK
+)
+
+func attentionFlags(o compute.Attention, splits int) uint32 {
+	return flag(o.SoftCap > 0, attSoftCap) | flag(o.Sinks.Given(), attSinks) | flag(splits > 1, attParts) | flag(o.KV.VInK, attVInK)
+}
+
+// attentionBinds is the buffers that attention kernels read for rows [lo, hi).
+func (l *lowerer) attentionBinds(o compute.Attention, lo, hi int) []bind {
+	k, v := l.cacheMemory(o.KV, false)
+	return []bind{l.in(o.Q.Slice(lo, hi)), l.in(o.Rows.Of.Columns(lo, hi)), l.in(o.Pages.Table), l.in(o.Pages.Lo.Columns(lo, hi)), l.in(o.Pages.Hi.Columns(lo, hi)), k, v, l.in(o.Sinks)}
+}
+
+// attentionRows serves the first n rows.
+func (l *lowerer) attentionRows(o compute.Attention, a attentionArgs, n int) error {
+	kv, per := o.KV, int(a.per)
 	heads := min(per, queries)
-	rows := max(1, min(queries/heads, ceil(o.Rows.N, max(o.Rows.Segments, 1))))
-	tiles, splits := ceil(per, heads), max(1, ceil(o.Pages.Table.Cols, splitPages))
+	rows := max(1, min(queries/heads, ceil(n, max(o.Rows.Segments, 1))))
+	tiles, splits := ceil(per, heads), max(1, ceil(o.Pages.Table.Cols, int(a.split)))
 	a.headTile, a.rowTile, a.tiles, a.splits = u32(heads), u32(rows), u32(tiles), u32(splits)
-	const softCap, sinks, parts, vInK = 1, 2, 4, 8
-	flags := flag(o.SoftCap > 0, softCap) | flag(o.Sinks.Given(), sinks) | flag(splits > 1, parts) | flag(kv.VInK, vInK)
-	k, v := l.cacheMemory(kv, false)
-	most := o.Rows.N
+	flags := attentionFlags(o, splits)
+	most := n
 	size := 4 * o.Heads * splits * (kv.VDim + 2)
 	if splits > 1 {
 		most = max(rows, mostParts/size/rows*rows)
 	}
-	for lo := 0; lo < o.Rows.N; lo += most {
-		hi := min(lo+most, o.Rows.N)
+	for lo := 0; lo < n; lo += most {
+		hi := min(lo+most, n)
 		a.rows = u32(hi - lo)
 		var part Memory
 		var made bind
@@ -108,9 +152,9 @@ func (l *lowerer) attention(o compute.Attention) error {
 			}
 			made, out = memory(part, true), bind{}
 		}
-		err := add(l, dispatch{kernel: "attention", types: types(o.Q, o.Out), constants: append(cacheFormat(kv), flags, u32(dims)), groups: [3]int{splits, kv.Heads * tiles, ceil(hi-lo, rows)}, threads: 64,
-			shared: 4 * (queries*kv.KDim + queries*compute.PageSize + 3*queries)}, a,
-			l.in(o.Q.Slice(lo, hi)), l.in(o.Rows.Of.Columns(lo, hi)), l.in(o.Pages.Table), l.in(o.Pages.Lo.Columns(lo, hi)), l.in(o.Pages.Hi.Columns(lo, hi)), k, v, l.in(o.Sinks), out, made)
+		err := add(l, dispatch{kernel: "attention", types: types(o.Q, o.Out), constants: append(cacheFormat(kv), flags, u32(powerFrom(kv.VDim, 64))),
+			groups: [3]int{splits, kv.Heads * tiles, ceil(hi-lo, rows)}, threads: 64, shared: 4 * (queries*kv.KDim + queries*compute.PageSize + 3*queries)}, a,
+			append(l.attentionBinds(o, lo, hi), out, made)...)
 		if err != nil || splits == 1 {
 			if err != nil {
 				return err
@@ -124,4 +168,19 @@ func (l *lowerer) attention(o compute.Attention) error {
 		}
 	}
 	return nil
+}
+
+// attentionTiles serves rows from lo on.
+func (l *lowerer) attentionTiles(o compute.Attention, a attentionArgs, lo int) error {
+	n := o.Rows.N - lo
+	if n == 0 {
+		return nil
+	}
+	heads := min(int(a.per), tileOf)
+	rows := tileOf / heads
+	tiles := ceil(int(a.per), heads)
+	a.rows, a.headTile, a.rowTile, a.tiles, a.splits = u32(n), u32(heads), u32(rows), u32(tiles), 1
+	return add(l, dispatch{kernel: "attention_tiles", types: types(o.Q, o.Out), constants: append(cacheFormat(o.KV), attentionFlags(o, 1), u32(powerFrom(o.KV.VDim, tileOf))),
+		groups: [3]int{1, o.KV.Heads * tiles, ceil(n, rows)}, threads: 128, shared: 4 * (3*tileOf*(tileOf+4) + 4*64)}, a,
+		append(l.attentionBinds(o, lo, o.Rows.N), l.out(o.Out.Slice(lo, o.Rows.N)))...)
 }

@@ -194,7 +194,9 @@ var Drills = []Drill{
 			if i == 1 {
 				at.Sinks, at.SoftCap = d.floats(1, 4), 5
 			}
-			d.p.Add(compute.KVWrite{K: d.floats(rows.N, 64), V: d.floats(rows.N, 64), KV: kv, Rows: rows, Pages: pages}, at)
+			prompt := at
+			prompt.Rows.Prefill, prompt.Out = 0, d.out(rows.N, 128)
+			d.p.Add(compute.KVWrite{K: d.floats(rows.N, 64), V: d.floats(rows.N, 64), KV: kv, Rows: rows, Pages: pages}, at, prompt)
 		}
 	}},
 	{"choosing experts", "moe.metal", func(d *desk) {

@@ -1,17 +1,20 @@
-// The paged cache: writing rows of K and V, and attention over it.
+// The paged cache: writing rows of K and V, and attention over it. Queries are the
+// rows of the step times the heads that share a KV head.
 //
-// A threadgroup of 64 threads serves up to 8 query rows (rows of the step times
-// heads that share a KV head) over up to SPLIT pages. A thread owns a position of
-// the page for the scores and some dimensions for the sums, so K and V are read
-// once for all queries. Pages go in order and splits begin at fixed pages: the
-// bits of a row depend on what it sees and on nothing else.
+// Decode and verify rows: a threadgroup of 64 threads serves up to 8 queries over
+// some pages. A thread owns a position of the page for the scores and some
+// dimensions for the sums, so K and V are read once for all queries. Pages go in
+// order and splits begin at fixed pages: the bits of a row depend on what it sees
+// and on nothing else.
+//
+// Prefill rows: attention_tiles, on the matrix units.
 #include "common.h"
 
 constant uint TYPE [[function_constant(1)]];   // layout.DType of the elements: F32 1, F16 2, BF16 3
 constant uint BITS [[function_constant(2)]];   // 0, or codes of 4 or 8 bits
 constant uint GROUP [[function_constant(3)]];  // elements of a scale
 constant uint FLAGS [[function_constant(4)]];
-constant uint DIMS [[function_constant(5)]];  // attention: dimensions of V that a thread owns (1, 2, 4, 8, 16)
+constant uint DIMS [[function_constant(5)]];  // dimensions of V: 64 * DIMS for attention, 32 * DIMS for attention_tiles (1, 2, 4, 8, 16)
 constant constexpr uint PAGE = 64, CAP = 1, SINKS = 2, PARTS = 4, V_IN_K = 8;
 
 struct Cache {
@@ -32,6 +35,22 @@ inline float element(device const uchar *mem, uint heads, uint dim, uint head, u
   if (TYPE == 1) return ((device const float *)mem)[n];
   if (TYPE == 2) return float(((device const half *)mem)[n]);
   return as_type<float>(uint(((device const ushort *)mem)[n]) << 16);
+}
+
+// Elements i to i+7 of position at of a head; those past the row are 0.
+inline void elements(device const uchar *mem, uint heads, uint dim, uint head, uint at, uint i, thread float *v) {
+  if (BITS == 0) {
+    for (uint j = 0; j < 8; j++) v[j] = i + j < dim ? element(mem, heads, dim, head, at, i + j) : 0.0f;
+    return;
+  }
+  const uint row = head * PAGE + at, groups = dim / GROUP, g = row * groups + min(i, dim - 8) / GROUP;
+  device const float *scales = (device const float *)(mem + heads * PAGE * (dim * BITS / 8));
+  device const uchar *codes = mem + (row * dim + i) * BITS / 8;
+  const float scale = scales[g], bias = scales[heads * PAGE * groups + g];
+  for (uint j = 0; j < 8; j++) {
+    const uint bit = j * BITS;
+    v[j] = i < dim ? fma(scale, float(codes[bit / 8] >> (bit % 8) & ((1u << BITS) - 1)), bias) : 0.0f;
+  }
 }
 
 struct WriteArgs {
@@ -223,5 +242,136 @@ kernel void attention_merge(constant AttentionArgs &a [[buffer(0)]], device cons
     for (uint s = 0; s < a.splits; s++)
       if (p[s * size] != -INFINITY) sum = fma(p[s * size + 2 + d], exp(p[s * size] - top), sum);
     Out<1>{op}.put(ulong(tg.y) * a.out_stride + h * vdim + d, all > 0.0f ? sum / all : 0.0f);
+  }
+}
+
+constant constexpr uint TILE = 32, LD = 36;  // queries, keys and dimensions of a tile; floats between its lines
+
+// 32 queries of attention_tiles, each SIMD-group 8 of them: 32 keys at a time their
+// scores, a softmax that goes on from the keys before, and the sums over V, of which
+// each lane holds its part of 4 * D matrices.
+template <uint D>
+inline void attend_tiles(constant AttentionArgs &a, In<0> q, device const int *of, device const int *table, device const int *lo, device const int *hi,
+                         device const uchar *kmem, device const uchar *vmem, device const float *sinks, Out<1> out, threadgroup float *shared, uint3 tg,
+                         uint lane, uint simd) {
+  const uint kh = tg.y / a.tiles, h0 = kh * a.per + tg.y % a.tiles * a.head_tile, ht = min(a.head_tile, (kh + 1) * a.per - h0);
+  const uint r0 = tg.z * a.row_tile, r1 = min(r0 + a.row_tile, a.rows), end = a.blocks * PAGE, vdim = a.kv.vdim, kdim = a.kv.kdim;
+  const uint vwidth = FLAGS & V_IN_K ? kdim : vdim;
+  threadgroup float *qs = shared, *ks = qs + TILE * LD, *ps = ks + TILE * LD + simd * 8 * LD, *diagonal = shared + 3 * TILE * LD + simd * 64;
+  const uint line = simd * 8 + lane / 4, part = lane % 4 * 8;  // each thread moves 8 neighbours of a line
+  for (uint i = lane; i < 64; i += 32) diagonal[i] = 0.0f;
+  for (uint ra = r0, rb; ra < r1; ra = rb) {  // rows of one segment
+    const int seg = of[ra];
+    for (rb = ra + 1; rb < r1 && of[rb] == seg;) rb++;
+    const uint n = (rb - ra) * ht;
+    simdgroup_float8x8 o[D][4];
+    for (uint c = 0; c < D; c++)
+      for (uint j = 0; j < 4; j++) o[c][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    float m[8], l[8];
+    for (uint i = 0; i < 8; i++) m[i] = -INFINITY, l[i] = 0.0f;
+    uint from = end, to = 0;  // positions that any row sees
+    for (uint r = ra; r < rb; r++) {
+      const uint x = uint(clamp(lo[r], 0, int(end))), y = uint(clamp(hi[r], 0, int(end)));
+      if (x < y) from = min(from, x), to = max(to, y);
+    }
+    if (seg < 0 || uint(seg) >= a.segments) to = 0;
+    for (uint p0 = from / TILE * TILE; p0 < to; p0 += TILE) {
+      const int page = table[uint(seg) * a.table_stride + p0 / PAGE];
+      if (page < 0 || uint(page) >= a.kv.pages) continue;
+      device const uchar *km = kmem + ulong(page) * a.kv.kpage;
+      device const uchar *vm = FLAGS & V_IN_K ? km : vmem + ulong(page) * a.kv.vpage;
+      const bool seen = p0 + line >= from && p0 + line < to;  // the key of the line; what no row sees may be anything
+      float v[8];
+      simdgroup_float8x8 s[4], f;
+      for (uint j = 0; j < 4; j++) s[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      for (uint d0 = 0; d0 < kdim; d0 += TILE) {
+        const uint d = d0 + part;
+        const ulong from_q = ulong(ra + line / ht) * a.q_stride + (h0 + line % ht) * kdim + d;
+        for (uint i = 0; i < 8; i++) qs[line * LD + part + i] = line < n && d + i < kdim ? q[from_q + i] : 0.0f, v[i] = 0.0f;
+        if (seen) elements(km, a.kv.heads, kdim, kh, (p0 + line) % PAGE, d, v);
+        for (uint i = 0; i < 8; i++) ks[(part + i) * LD + line] = v[i];  // keys side by side
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint k = 0; k < TILE; k += 8) {
+          simdgroup_load(f, qs + simd * 8 * LD + k, LD);
+          for (uint j = 0; j < 4; j++) {
+            simdgroup_float8x8 g;
+            simdgroup_load(g, ks + k * LD + 8 * j, LD);
+            simdgroup_multiply_accumulate(s[j], f, g, s[j]);
+          }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+      }
+      for (uint j = 0; j < 4; j++) simdgroup_store(s[j], ps + 8 * j, LD);
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      bool grown = false;
+      for (uint i = 0; i < 8; i++) {
+        const uint at = simd * 8 + i, r = min(ra + at / ht, rb - 1);
+        const int p = int(p0 + lane);
+        float z = a.scale * ps[i * LD + lane];
+        if (FLAGS & CAP) z = a.cap * tanh(z / a.cap);
+        if (at >= n || p < lo[r] || p >= hi[r]) z = -INFINITY;
+        const float m0 = m[i];
+        m[i] = max(m0, simd_max(z));
+        const float e = z == -INFINITY ? 0.0f : exp(z - m[i]), factor = m0 == -INFINITY ? 1.0f : exp(m0 - m[i]);
+        l[i] = fma(l[i], factor, simd_sum(e));
+        ps[i * LD + lane] = e;
+        if (lane == i) diagonal[9 * i] = factor;
+        grown = grown || factor != 1.0f;
+      }
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      if (grown) {
+        simdgroup_load(f, diagonal, 8);
+        for (uint c = 0; c < D; c++)
+          for (uint j = 0; j < 4; j++) simdgroup_multiply(o[c][j], f, o[c][j]);
+      }
+      for (uint k = 0; k < 4; k++) simdgroup_load(s[k], ps + 8 * k, LD);
+      for (uint c = 0; c < D; c++) {
+        if (c * TILE >= vdim) break;
+        for (uint i = 0; i < 8; i++) v[i] = 0.0f;
+        if (seen) elements(vm, a.kv.heads, vwidth, kh, (p0 + line) % PAGE, c * TILE + part, v);
+        for (uint i = 0; i < 8; i++) ks[line * LD + part + i] = v[i];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint k = 0; k < 4; k++)
+          for (uint j = 0; j < 4; j++) {
+            simdgroup_load(f, ks + 8 * k * LD + 8 * j, LD);
+            simdgroup_multiply_accumulate(o[c][j], s[k], f, o[c][j]);
+          }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+      }
+    }
+    for (uint c = 0; c < D; c++) {
+      if (c * TILE >= vdim) break;
+      for (uint j = 0; j < 4; j++) simdgroup_store(o[c][j], ps + 8 * j, LD);
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      for (uint i = 0; i < 8; i++) {
+        const uint at = simd * 8 + i, r = ra + at / ht, h = h0 + at % ht, d = c * TILE + lane;
+        if (at >= n || d >= vdim) continue;
+        const float top = FLAGS & SINKS ? max(m[i], sinks[h]) : m[i];
+        const float factor = m[i] == -INFINITY ? 0.0f : exp(m[i] - top);
+        float all = fma(l[i], factor, 0.0f);
+        if (FLAGS & SINKS) all += exp(sinks[h] - top);
+        out.put(ulong(r) * a.out_stride + h * vdim + d, all > 0.0f ? fma(ps[i * LD + lane], factor, 0.0f) / all : 0.0f);
+      }
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+  }
+}
+
+#define ATTEND_TILES(D) \
+  case D: attend_tiles<D>(a, {qp}, of, table, lo, hi, kmem, vmem, sinks, {op}, shared, tg, lane, simd); break;
+
+// Grid: (1, KV heads * head tiles, row tiles); 128 threads. Threadgroup memory:
+// tiles of queries, keys or values, and weights, and four diagonal matrices.
+kernel void attention_tiles(constant AttentionArgs &a [[buffer(0)]], device const uchar *qp [[buffer(1)]], device const int *of [[buffer(2)]],
+                            device const int *table [[buffer(3)]], device const int *lo [[buffer(4)]], device const int *hi [[buffer(5)]],
+                            device const uchar *kmem [[buffer(6)]], device const uchar *vmem [[buffer(7)]], device const float *sinks [[buffer(8)]],
+                            device uchar *op [[buffer(9)]], threadgroup float *shared [[threadgroup(0)]], uint3 tg [[threadgroup_position_in_grid]],
+                            uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
+  switch (DIMS) {
+    ATTEND_TILES(1)
+    ATTEND_TILES(2)
+    ATTEND_TILES(4)
+    ATTEND_TILES(8)
+    ATTEND_TILES(16)
   }
 }

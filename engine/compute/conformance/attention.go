@@ -532,6 +532,27 @@ func testAttention(s *suite) {
 		s.attend(attention{name: fmt.Sprintf("Attention latent, %v", t), t: t, heads: 5, kvHeads: 1, kdim: 192, vdim: 128, vInK: true,
 			lengths: []int{70, 130}, rows: join(causal(0, 62, 4), causal(1, 124, 5)), counts: []int{1, 9}})
 	}
+	// prompts: more rows than any tile, heads of many sizes, latent ones too
+	for i, t := range []cacheType{f32, plainCaches[1], bf16, {0, 8, 32}, {0, 4, 32}, {0, 8, 64}, {0, 4, 64}, {0, 8, 128}, {0, 4, 128}} {
+		prompt := join(causal(0, 0, 40), windowed(1, 90, 30, 70))
+		for j, sh := range [][4]int{{6, 2, 128, 128}, {3, 3, 72, 40}, {10, 2, 256, 256}, {3, 1, 576, 512}} {
+			if t.bits > 0 && (sh[2]%t.group != 0 || sh[3]%t.group != 0 && j < 3) {
+				continue
+			}
+			c := attention{name: fmt.Sprintf("Attention prompts, %v, heads %v", t, sh), t: t, heads: sh[0], kvHeads: sh[1], kdim: sh[2], vdim: sh[3], vInK: j == 3,
+				lengths: []int{40, 120}, rows: prompt, counts: []int{1, 70}, sinks: (i+j)%2 == 0}
+			if (i+j)%3 == 0 {
+				c.softCap = 4
+			}
+			if j >= 2 { // large ones: float32, and 8 and 4 bits
+				if i%3 != 0 {
+					continue
+				}
+				c.rows, c.counts = join(causal(0, 0, 18), windowed(1, 60, 3, 40)), []int{1, 21}
+			}
+			s.attend(c)
+		}
+	}
 	// long
 	for _, t := range []cacheType{f32, bf16, {0, 8, 64}, {0, 4, 64}} {
 		s.attend(attention{name: fmt.Sprintf("Attention long, %v", t), t: t, heads: 2, kvHeads: 1, kdim: 64, vdim: 64, lengths: []int{1100, 1030},
