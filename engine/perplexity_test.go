@@ -37,7 +37,7 @@ func perplexity(t *testing.T, path string, exact bool, kvBits int, ids []int32) 
 	}
 	defer m.Close()
 	if kvBits == 4 {
-		if err := decode.Center(b, m); err != nil {
+		if err := decode.TurnHeads(b, m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -126,13 +126,11 @@ func TestPerplexity(t *testing.T) {
 	}{
 		{"int8 activations", fast, exact, 0.5},
 		{"keys and values of 8 bits", perplexity(t, path, false, 8, ids), fast, 0.5},
-		// 3 % is wanted; this model of 135 M parameters is at 3.4 % with groups of 64
-		// and at 3.0 % with groups of 32.
-		{"keys and values of 4 bits", perplexity(t, path, false, 4, ids), fast, 4},
+		{"keys and values of 4 bits", perplexity(t, path, false, 4, ids), fast, 3},
 	} {
 		change := 100 * math.Abs(c.value/c.from-1)
 		t.Logf("%s: %.4f instead of %.4f, a change of %.3f %%", c.name, c.value, c.from, change)
-		figures = append(figures, figure{Name: c.name, Value: change, Unit: "%", Want: fmt.Sprintf("<= %v", min(c.most, 3)), Note: fmt.Sprintf("perplexity %.4f", c.value)})
+		figures = append(figures, figure{Name: c.name, Value: change, Unit: "%", Want: fmt.Sprintf("<= %v", c.most), Note: fmt.Sprintf("perplexity %.4f", c.value)})
 		if !(change <= c.most) {
 			t.Errorf("%s change the perplexity by %.2f %%, at most %.1f %% is wanted", c.name, change, c.most)
 		}

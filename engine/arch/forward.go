@@ -24,10 +24,11 @@ type Forward struct {
 	// Logits is the result [n, Vocab].
 	Logits compute.View
 
-	hidden  int
-	adapter *Adapter
-	turns   map[int]*compute.Weight // see turn
-	centers map[int]center          // by caching layer, see CenterKeys
+	hidden   int
+	adapter  *Adapter
+	turns    map[int]*compute.Weight // by size, see turnValues
+	turnings map[int]turning         // by caching layer, see TurnHeads
+	queries  map[int]int             // heads of queries by caching layer
 }
 
 // New returns scratch memory for activations, in the type that the backend keeps
@@ -164,7 +165,7 @@ func (f *Forward) AttendSinks(q, k, v compute.View, layer, heads int, scale floa
 // Remember stores k and v in the cache of a layer.
 func (f *Forward) Remember(k, v compute.View, layer int) {
 	c := f.Step.Layers[layer]
-	k, v = f.turnKeys(k, layer), f.turn(v, c.KV, c.KV.VDim)
+	k, v = f.turnKeys(k, layer), f.turnValues(v, c.KV)
 	f.P.Add(compute.KVWrite{K: k, V: v, KV: c.KV, Rows: f.Step.Rows, Pages: c.Pages})
 }
 
@@ -172,10 +173,13 @@ func (f *Forward) Remember(k, v compute.View, layer int) {
 // cap and sinks.
 func (f *Forward) Recall(q compute.View, layer int, how compute.Attention) compute.View {
 	c := f.Step.Layers[layer]
-	how.Q, how.KV, how.Rows, how.Pages = f.turn(q, c.KV, c.KV.KDim), c.KV, f.Step.Rows, c.Pages
+	if f.queries != nil { // a model, not a drafter
+		f.queries[layer] = how.Heads
+	}
+	how.Q, how.KV, how.Rows, how.Pages = f.turnQueries(q, layer), c.KV, f.Step.Rows, c.Pages
 	how.Out = f.New(q.Rows, how.Heads*c.KV.VDim)
 	f.P.Add(how)
-	return f.turn(how.Out, c.KV, c.KV.VDim)
+	return f.turnValues(how.Out, c.KV)
 }
 
 // Tap copies the residual stream after a layer to the fused rows, if wanted.

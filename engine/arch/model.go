@@ -40,9 +40,11 @@ type Model struct {
 	forward func(*Forward)
 	load    *Loader
 	adapter *Adapter
-	turns   map[int]*compute.Weight // by size, see Forward.turn
-	centers map[int]center          // see CenterKeys
-	blocks  []*compute.Weight       // of the centers
+
+	turns    map[int]*compute.Weight // by size, see Forward.turnValues
+	turnings map[int]turning         // by caching layer, see TurnHeads
+	turned   []*compute.Weight       // all of both
+	queries  map[int]int             // heads of queries, by caching layer, that a forward pass had
 }
 
 // family builds a model from an opened checkpoint: its own configuration, its
@@ -105,7 +107,7 @@ func Load(c *checkpoint.Checkpoint, b compute.Backend) (*Model, error) {
 		l.Close()
 		return nil, fmt.Errorf("%s: %w", c.Path(), l.err)
 	}
-	m.Type, m.load = kind, l
+	m.Type, m.load, m.queries = kind, l, map[int]int{}
 	m.WeightBytes = l.bytes
 	m.ActiveBytes += l.bytes - l.idle
 	if m.Head != m.Embedding {
@@ -149,8 +151,7 @@ func distance(a, b string) int {
 
 // Forward records one step into f; the results are f.Logits and f.Fused.
 func (m *Model) Forward(f *Forward) {
-	f.hidden, f.adapter, f.turns = m.Hidden, m.adapter, m.turns
-	f.centers = m.centers
+	f.hidden, f.adapter, f.turns, f.turnings, f.queries = m.Hidden, m.adapter, m.turns, m.turnings, m.queries
 	m.forward(f)
 }
 
@@ -158,10 +159,7 @@ func (m *Model) Forward(f *Forward) {
 // returned belong to the one it came from and stay.
 func (m *Model) Close() {
 	if m.adapter == nil {
-		for _, w := range m.turns {
-			m.load.b.Unload(w)
-		}
-		for _, w := range m.blocks {
+		for _, w := range m.turned {
 			m.load.b.Unload(w)
 		}
 		m.load.Close()

@@ -662,35 +662,28 @@ func (s *Seq) Reserve(n int) error {
 	return nil
 }
 
-// MeanKeys is the mean of a layer's keys over the positions that are still there
-// but the first, which many models treat as none of the text; heads side by side.
-// Nil where the layer keeps none, or not as float32.
-func (s *Seq) MeanKeys(layer int) []float32 {
+// Keys are a layer's keys at the positions that are still there but the first,
+// which many models treat as none of the text; heads side by side. Nil where the
+// layer keeps none, or not as float32.
+func (s *Seq) Keys(layer int) [][]float32 {
 	kv := s.c.kv[layer]
-	if kv.K == nil || kv.VInK || kv.Bits > 0 || kv.Type != layout.F32 || s.length < 2 {
+	if kv.K == nil || kv.VInK || kv.Bits > 0 || kv.Type != layout.F32 {
 		return nil
 	}
-	sum := make([]float64, kv.Heads*kv.KDim)
-	n := 0
+	var rows [][]float32
 	for block, page := range s.tables[s.c.group[layer]] {
 		for at := range compute.PageSize {
 			if pos := block*compute.PageSize + at; page < 0 || pos == 0 || pos >= s.length {
 				continue
 			}
-			n++
+			row := make([]float32, 0, kv.Heads*kv.KDim)
 			for h := range kv.Heads {
-				row := kv.K.Of(layout.F32, 4*kv.KDim*((int(page)*kv.Heads+h)*compute.PageSize+at), 1, kv.KDim).F32(0)
-				for i, x := range row {
-					sum[h*kv.KDim+i] += float64(x)
-				}
+				row = append(row, kv.K.Of(layout.F32, 4*kv.KDim*((int(page)*kv.Heads+h)*compute.PageSize+at), 1, kv.KDim).F32(0)...)
 			}
+			rows = append(rows, row)
 		}
 	}
-	mean := make([]float32, len(sum))
-	for i, x := range sum {
-		mean[i] = float32(x / float64(max(n, 1)))
-	}
-	return mean
+	return rows
 }
 
 // Pad adds n positions whose keys and values are those of the page before, where

@@ -6,30 +6,26 @@ import (
 	"testing"
 )
 
-// TestMeanKeys: the toy's keys are the rows of its embedding.
-func TestMeanKeys(t *testing.T) {
+// TestKeys: the toy's keys are the rows of its embedding.
+func TestKeys(t *testing.T) {
 	m := newToy(t, Options{Positions: 20 * page, Sequences: 3}, full, conv)
 	a := text(1, page+9)
 	q := m.seq()
 	defer q.Close()
 	m.add(q, a)
-	got := q.MeanKeys(0)
-	if len(got) != dim || q.MeanKeys(1) != nil {
-		t.Fatalf("%d numbers, and %v of a state", len(got), q.MeanKeys(1))
+	got := q.Keys(0)
+	if len(got) != len(a)-1 || len(got[0]) != dim || q.Keys(1) != nil {
+		t.Fatalf("%d keys, and %v of a state", len(got), q.Keys(1))
 	}
-	want := make([]float64, dim)
-	for _, id := range a[1:] {
+	for i, id := range a[1:] {
 		one := m.seq()
 		row := m.add(one, []int32{id})[0] // attends to itself only: its value, which is its key
-		for i := range want {
-			want[i] += float64(row[i]) / float64(len(a)-1)
+		for c, x := range got[i] {
+			if math.Abs(float64(row[c])-float64(x)) > 1e-5 {
+				t.Errorf("key %d, column %d: %v, want %v", i, c, x, row[c])
+			}
 		}
 		one.Close()
-	}
-	for i := range want {
-		if math.Abs(want[i]-float64(got[i])) > 1e-5 {
-			t.Errorf("column %d: %v, want %v", i, got[i], want[i])
-		}
 	}
 }
 

@@ -34,7 +34,7 @@ type Runner struct {
 func New(b compute.Backend, m *arch.Model, d draft.Drafter, o Options) (*Runner, error) {
 	o.defaults()
 	if o.KVBits == 4 {
-		if err := Center(b, m); err != nil {
+		if err := TurnHeads(b, m); err != nil {
 			return nil, err
 		}
 	}
