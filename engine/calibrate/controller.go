@@ -10,10 +10,14 @@ type Controller struct {
 	maxCap int
 	park   bool
 	probe  int
-	// gap is the number of rounds between two probes while parked, next the round
-	// of the coming one; only a patient controller uses them.
-	patient   bool
-	gap, next int
+	// Only of a patient controller: see request.go. gap is the number of rounds
+	// between two probes while parked, next the round of the coming one.
+	patient     bool
+	gap, next   int
+	shared      *Controller // that began it
+	request     *request
+	times       map[int]ratio // by cap
+	timedRounds int
 
 	p       float64 // acceptance of one draft
 	obs     int     // observations behind p
@@ -37,8 +41,9 @@ type ControllerConfig struct {
 	Park       bool    // cap 0 (plain decoding) is allowed
 	PriorP     float64 // acceptance before any observation; default 0.65
 	ProbeEvery int     // while parked, every n-th round drafts; default 8
-	// Patient makes probes rarer the longer speculation stays parked, up to every
-	// 64th round: a text that cannot be drafted then costs next to nothing.
+	// Patient makes a controller whose requests (see Begin) each go by their own
+	// drafts, and probe ever more rarely while parked, down to every 64th round: a
+	// text that cannot be drafted then costs next to nothing.
 	Patient bool
 }
 
@@ -58,14 +63,13 @@ const (
 
 // NewController returns a controller over validated costs.
 func NewController(costs *Costs, cfg ControllerConfig) *Controller {
-	c := &Controller{costs: costs, maxCap: max(1, cfg.MaxCap), park: cfg.Park, probe: cfg.ProbeEvery, patient: cfg.Patient, p: cfg.PriorP, corr: 1, timings: map[int]timing{}}
+	c := &Controller{costs: costs, maxCap: max(1, cfg.MaxCap), park: cfg.Park, probe: cfg.ProbeEvery, patient: cfg.Patient, p: cfg.PriorP, corr: 1, timings: map[int]timing{}, times: map[int]ratio{}}
 	if c.p == 0 {
 		c.p = defaultPriorP
 	}
 	if c.probe <= 0 {
 		c.probe = defaultProbe
 	}
-	c.gap = c.probe
 	c.best = min(DefaultCap, c.maxCap)
 	return c
 }
@@ -76,7 +80,7 @@ func (c *Controller) SetDepth(depth int) { c.depth = depth }
 // Cap returns the cap for the next round: 0 means a plain step.
 func (c *Controller) Cap() int {
 	due := c.rounds%c.probe == 0
-	if c.patient {
+	if c.request != nil {
 		due = c.rounds >= c.next
 	}
 	if c.best == 0 && due {
@@ -100,6 +104,10 @@ func (c *Controller) CapForBatch(rows int) int {
 // round's time in milliseconds. Zero time or tokens: not timed.
 func (c *Controller) Update(cap, accepted, committed int, ms float64) {
 	c.rounds++
+	if c.request != nil {
+		c.saw(cap, accepted, ms)
+		return
+	}
 	for range accepted {
 		c.observe(1)
 	}
@@ -116,13 +124,6 @@ func (c *Controller) Update(cap, accepted, committed int, ms float64) {
 	}
 	if c.rounds%repickEvery == 0 {
 		c.repick()
-	}
-	switch {
-	case c.best != 0:
-		c.gap, c.next = c.probe, c.rounds+c.probe
-	case cap > 0: // a probe that changed nothing, or the round that parked
-		c.next = c.rounds + c.gap
-		c.gap = min(2*c.gap, mostGap)
 	}
 }
 

@@ -81,14 +81,20 @@ func Expected(cap int, p float64) float64 {
 // Rate returns the predicted tokens per millisecond of rounds at the given
 // cap. Cap 0 is plain decoding.
 func (c *Costs) Rate(cap int, p float64, depth int) float64 {
-	ms := c.verify(cap+1, depth)
-	if cap > 0 {
-		ms += c.Drafter.At(cap) + c.Overhead
-	}
+	ms := c.round(cap, depth)
 	if ms <= 0 { // far beyond a noisy curve: no prediction
 		return 0
 	}
 	return Expected(cap, p) / ms
+}
+
+// round is the predicted time of a round.
+func (c *Costs) round(cap, depth int) float64 {
+	ms := c.verify(cap+1, depth)
+	if cap > 0 {
+		ms += c.Drafter.At(cap) + c.Overhead
+	}
+	return ms
 }
 
 // verify is the verify time at a depth.

@@ -251,8 +251,9 @@ func (g *generation) propose(budget int) (err error) {
 		rd.Source = FromLookup
 	}
 	rd.Cap = min(g.cap(), budget)
-	g.late.wait = rd.Cap == 0 && budget == 0
-	if n := min(rd.Cap, g.room()); j.Mode == Draft && len(g.copied) == 0 && n > 0 {
+	n := min(rd.Cap, g.room())
+	g.late.wait = n < 1 || len(g.copied) > 0 // the drafter is not asked
+	if j.Mode == Draft && len(g.copied) == 0 && n > 0 {
 		if err := g.catchUp(); err != nil {
 			return err
 		}
@@ -442,10 +443,10 @@ func (g *generation) report(rd Round) {
 // otherwise a later request starts the drafter's context anew.
 func (g *generation) end() {
 	var own *cache.Seq
-	if g.drafts != nil && g.good && g.catchUp() != nil {
+	if g.drafts != nil && g.good && !g.j.NoStore && g.catchUp() != nil {
 		g.good = false
 	}
-	if g.drafts != nil && g.good {
+	if g.drafts != nil && g.good && !g.j.NoStore {
 		s, err := g.drafts.Finish(nil)
 		own, g.good = s, err == nil
 	} else if g.drafts != nil {

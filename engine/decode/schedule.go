@@ -49,6 +49,9 @@ func (r *Runner) Start(ctx context.Context, j Job, over func(Outcome, error)) er
 	}
 	g := &generation{r: r, j: j, ctx: ctx, model: r.t.model.WithAdapter(j.Adapter), began: r.now(), sampler: sample.NewSampler(j.Params), penalties: sample.NewPenalizer(j.Params, j.Prompt), rand: j.Rand,
 		drafted: acceptance{p: r.drafted.p}, copies: acceptance{p: r.copies.p}}
+	if j.Controller != nil {
+		g.j.Controller = j.Controller.Begin()
+	}
 	if g.rand == nil {
 		seed := sample.RandomSeed()
 		if j.Params.Seed != nil {
@@ -264,7 +267,7 @@ func (r *Runner) pace(batch []*generation, took time.Duration) {
 func (r *Runner) finish(g *generation, err error) {
 	r.active = slices.DeleteFunc(r.active, func(x *generation) bool { return x == g })
 	err = stopError(g.ctx, err)
-	g.end()
 	g.out.Total = r.now().Sub(g.began)
+	g.end()
 	g.over(g.out, err)
 }
