@@ -39,12 +39,13 @@ func newAnswer(l *loaded, req Request, prompt string, put func(Delta)) *answer {
 		if req.Tools {
 			tools, _ = decodeList(req.Prompt.Tools) // render has checked them
 		}
-		rules := chat.SparkbarRules
-		if req.Prompt.MLXRules {
-			rules = chat.MLXRules
+		rules, streamed := chat.SparkbarRules, req.StreamCalls
+		rules.KnownTools = len(tools) > 0
+		if req.Prompt.MLXRules { // that server asks for no names, and waits for the end
+			rules, streamed = chat.MLXRules, false
 		}
 		a.parser = l.format.NewParser(chat.ParserOptions{Rules: rules, Prompt: prompt, Continued: req.Prompt.ContinueFinal,
-			Calls: req.Tools, Tools: tools, NoThought: !req.Reasoning})
+			Calls: req.Tools, Tools: tools, StreamCalls: streamed, NoThought: !req.Reasoning})
 	}
 	return a
 }
@@ -78,8 +79,11 @@ func (a *answer) add(ts []decode.Token) (stop bool) {
 			break
 		}
 	}
-	if len(round) > 0 {
-		a.pending = append(a.pending, Delta{Tokens: round})
+	if len(round) > 0 { // with what they made visible, if they did
+		if len(a.pending) == 0 {
+			a.pending = append(a.pending, Delta{})
+		}
+		a.pending[0].Tokens = round
 	}
 	a.flush()
 	return a.ended
@@ -146,6 +150,10 @@ func (a *answer) events(list []chat.Event) {
 			last := &a.calls[len(a.calls)-1]
 			last.Arguments += e.Text
 			a.emit(Delta{ToolCall: &ToolCall{Index: last.Index, Arguments: e.Text}})
+		case chat.CallDrop:
+			last := len(a.calls) - 1
+			a.emit(Delta{ToolCall: &ToolCall{Index: a.calls[last].Index, Dropped: true}})
+			a.calls = a.calls[:last]
 		case chat.BrokenCall:
 			why := "unreadable"
 			if e.Err != nil {

@@ -61,8 +61,11 @@ type Request struct {
 	IgnoreEnd bool
 	// Logprobs is the number of alternatives to report per token; -1 = none at all.
 	Logprobs int
-	// Reasoning splits thoughts from the answer; Tools parses tool calls.
-	Reasoning, Tools bool
+	// Reasoning splits thoughts from the answer; Tools parses tool calls: with
+	// StreamCalls while they are being written, where the format allows it, else
+	// once they are complete. A call of a function that is not among the tools of
+	// the prompt, if there are any, is broken.
+	Reasoning, Tools, StreamCalls bool
 	// Adapter is the folder of a LoRA or DoRA adapter for this request, below
 	// Options.ModelRoot; "" = the one that the model was loaded with, if any.
 	Adapter string
@@ -124,6 +127,9 @@ type ToolCall struct {
 	ID        string
 	Name      string
 	Arguments string
+	// Dropped, in a delta of Request.StreamCalls: the call came to nothing, and
+	// what was told of it is void.
+	Dropped bool
 }
 
 // Delta is what one round added. Text and Reasoning never hold a broken code

@@ -343,7 +343,7 @@ func (e *Engine) build(ctx context.Context, p *plan, backend func() (compute.Bac
 			l.notes = append(l.notes, *w)
 		}
 	}
-	l.run, err = decode.New(l.backend, l.model, d, decode.Options{Positions: cacheTokens + 64, Stored: max(e.opts.Slots, 0), Running: e.opts.MaxBatch, KVType: layout.F32, KVBits: value(r.KVBits, 0), KVGroup: value(r.KVGroup, 0), Chunk: e.opts.Chunk, Rungs: e.opts.Rungs})
+	l.run, err = decode.New(l.backend, l.model, d, decode.Options{Positions: cacheTokens + 64, Stored: max(e.opts.Slots, 0), Running: e.opts.MaxBatch, KVType: layout.F32, KVBits: value(r.KVBits, 0), KVGroup: value(r.KVGroup, groupFor(l.model.Caches)), Chunk: e.opts.Chunk, Rungs: e.opts.Rungs})
 	if err != nil {
 		if d != nil {
 			d.Close()
@@ -417,6 +417,17 @@ func (e *Engine) build(ctx context.Context, p *plan, backend func() (compute.Bac
 		}
 	}
 	return l, nil
+}
+
+// groupFor is how many values of a quantized cache share a scale where nobody has
+// said it: 64, or 32 where heads are too narrow or odd for that.
+func groupFor(caches []compute.CacheSpec) int {
+	for _, c := range caches {
+		if c.Kind != compute.CacheState && (c.KDim%64 != 0 || !c.VInK && c.VDim%64 != 0) {
+			return 32
+		}
+	}
+	return 64
 }
 
 // calibrate measures what rounds cost, the first time it is asked for. It runs on

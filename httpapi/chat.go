@@ -233,7 +233,7 @@ func (f *fields) streamUsage() bool {
 }
 
 func (r *chatRequest) object(name string) *chatCompletion {
-	return &chatCompletion{ID: r.id, Object: name, Created: r.created, Model: r.model.shown,
+	return &chatCompletion{ID: r.id, Object: name, Created: r.created, Model: r.model.name(),
 		Fingerprint: r.model.fingerprint(), Choices: []chatChoice{}}
 }
 
@@ -373,7 +373,7 @@ func (r *chatRequest) delta(out *eventStream, _ int, d engine.Delta) error {
 			return err
 		}
 	}
-	if t := d.ToolCall; t != nil {
+	if t := d.ToolCall; t != nil && !t.Dropped { // a client cannot be told that: like one that was cut off, the call ends in the middle
 		call := chatToolCall{Index: &t.Index, Function: chatFunction{t.Name, t.Arguments}}
 		if t.ID != "" {
 			call.ID, call.Type = t.ID, "function"

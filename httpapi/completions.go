@@ -206,7 +206,7 @@ func (f *fields) textLogprobs() int {
 }
 
 func (r *completionRequest) object() *textCompletion {
-	return &textCompletion{ID: r.id, Object: "text_completion", Created: r.created, Model: r.model.shown,
+	return &textCompletion{ID: r.id, Object: "text_completion", Created: r.created, Model: r.model.name(),
 		Fingerprint: r.model.fingerprint(), Choices: []textChoice{}}
 }
 

@@ -45,8 +45,7 @@ func (s *Server) ready() (engine.Status, *apiError) {
 }
 
 // open reads the body of a generation route and checks that the model it names
-// can answer, perhaps after a load. id is that name for the engine, shown what
-// the answer has as "model".
+// can answer, perhaps after a load.
 func (s *Server) open(c *gin.Context) (f *fields, m asked, err *apiError) {
 	if f, err = s.body(c); err != nil {
 		return
@@ -62,25 +61,44 @@ func (s *Server) open(c *gin.Context) (f *fields, m asked, err *apiError) {
 		err = fromEngine(e, "could not use the model")
 		return
 	}
-	st := s.engine.Status()
-	m.version, m.shown = st.Version, cmp.Or(m.id, s.profile.NoModelName)
-	if st.Model != nil {
-		m.backend = st.Model.Backend
-		if m.shown == "" {
-			m.shown = st.Model.ID
-		}
-	}
+	m.shown, m.engine = cmp.Or(m.id, s.profile.NoModelName), s.engine
 	return
 }
 
-// asked is the model that a request is about.
+// asked is the model that a request is about. It may still have to be loaded, so
+// what an answer says of it is found out when the answer begins, and kept.
 type asked struct {
-	id, shown        string
-	version, backend string
+	id, shown, print string
+	engine           Engine
 }
 
-// fingerprint names what decides the bits of an answer.
-func (m asked) fingerprint() string { return "sparkbar-" + m.version + "-" + m.backend }
+// name is what the answer has as "model": the name in the request, or the id of the
+// model that answers.
+func (m *asked) name() string {
+	if m.shown != "" {
+		return m.shown
+	}
+	st := m.engine.Status()
+	switch {
+	case st.Model != nil:
+		m.shown = st.Model.ID
+	case st.Loading != nil: // a stream begins before its model is there
+		m.shown = st.Loading.Model
+	}
+	return m.shown
+}
+
+// fingerprint names what decides the bits of an answer; it is the same for all of it.
+func (m *asked) fingerprint() string {
+	if m.print == "" {
+		st := m.engine.Status()
+		m.print = "sparkbar-" + st.Version
+		if st.Model != nil {
+			m.print += "-" + st.Model.Backend
+		}
+	}
+	return m.print
+}
 
 func shorten(s string) string {
 	if len(s) > 200 {
@@ -298,6 +316,9 @@ func (s *Server) stream(c *gin.Context, reqs []engine.Request, f frames) *apiErr
 	type outcome struct {
 		results []engine.Result
 		err     error
+	}
+	for i := range reqs {
+		reqs[i].StreamCalls = true
 	}
 	deltas, ended := make(chan indexed), make(chan outcome, 1)
 	go func() {

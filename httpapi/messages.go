@@ -69,7 +69,7 @@ type toolUseBlock struct {
 type messageRequest struct {
 	s            *Server
 	id           string
-	model        string
+	model        asked
 	hideThinking bool
 	inputTokens  int // of the prompt, for message_start
 
@@ -85,7 +85,7 @@ func (s *Server) messages(c *gin.Context) *apiError {
 	if err != nil {
 		return err
 	}
-	r := &messageRequest{s: s, id: "msg_" + randomHex(12), model: model.shown}
+	r := &messageRequest{s: s, id: "msg_" + randomHex(12), model: model}
 	req := engine.Request{Model: model.id, ID: r.id, Client: clientName(c.Request), Reasoning: true, Tools: true, Logprobs: -1}
 	req.Prompt, r.hideThinking = f.anthropicPrompt()
 	req.MaxTokens = s.maxTokens(f, "max_tokens")
@@ -145,7 +145,7 @@ func (s *Server) countTokens(c *gin.Context) *apiError {
 }
 
 func (r *messageRequest) message() *anthropicMessage {
-	return &anthropicMessage{ID: r.id, Type: "message", Role: "assistant", Model: r.model, Content: []any{}}
+	return &anthropicMessage{ID: r.id, Type: "message", Role: "assistant", Model: r.model.name(), Content: []any{}}
 }
 
 func stopReason(res engine.Result) (reason, sequence *string) {
@@ -235,7 +235,7 @@ func (r *messageRequest) add(d engine.Delta, sink eventSink) error {
 		return err
 	}
 	t := d.ToolCall
-	if t == nil {
+	if t == nil || t.Dropped { // such a block ends in the middle, as one that was cut off does
 		return nil
 	}
 	if _, ok := r.open.(*toolUseBlock); !ok || r.call != t.Index {

@@ -116,6 +116,7 @@ type (
 // builds its items in one way for streams and whole answers.
 type responseRequest struct {
 	s      *Server
+	model  asked
 	object responseObject
 	id     string // without prefix, for the items
 	seq    int
@@ -132,9 +133,9 @@ func (s *Server) responses(c *gin.Context) *apiError {
 	if err != nil {
 		return err
 	}
-	r := &responseRequest{s: s, id: randomHex(16)}
+	r := &responseRequest{s: s, model: model, id: randomHex(16)}
 	r.object = responseObject{ID: "resp_" + r.id, Object: "response", CreatedAt: time.Now().Unix(), Status: "in_progress",
-		Model: model.shown, Output: []any{}, Instructions: f.text("instructions"), ParallelToolCalls: true,
+		Output: []any{}, Instructions: f.text("instructions"), ParallelToolCalls: true,
 		Metadata: json.RawMessage("{}"), ToolChoice: json.RawMessage(`"auto"`), Tools: json.RawMessage("[]")}
 	req := engine.Request{Model: model.id, ID: r.object.ID, Client: clientName(c.Request), Reasoning: true, Logprobs: -1}
 	req.Prompt.Messages, req.Prompt.FoldSystem = f.responsesInput(r.object.Instructions), true
@@ -212,7 +213,7 @@ func (r *responseRequest) echo(f *fields, req engine.Request) {
 
 func (r *responseRequest) finished(res engine.Result) *responseObject {
 	o := r.object
-	o.Status, o.Output = "completed", r.output()
+	o.Model, o.Status, o.Output = r.model.name(), "completed", r.output()
 	if res.FinishReason == engine.FinishLength {
 		o.Status, o.Incomplete = "incomplete", &incompleteDetails{"max_output_tokens"}
 	}
@@ -351,6 +352,9 @@ func (r *responseRequest) addCall(t engine.ToolCall, send eventOut) error {
 		}
 		r.call = t.Index
 	}
+	if t.Dropped {
+		item.Status = "incomplete"
+	}
 	if t.Arguments == "" {
 		return nil
 	}
@@ -394,7 +398,9 @@ func (r *responseRequest) closeItem(send eventOut) error {
 		e.Name, e.Arguments = item.Name, &text
 		events = append(events, e)
 		final := *item
-		final.Status, final.Arguments = "completed", text
+		if final.Arguments = text; final.Status == "in_progress" {
+			final.Status = "completed"
+		}
 		done = &final
 	}
 	e := r.at("response.output_item.done", "")
@@ -413,6 +419,7 @@ func (r *responseRequest) closeItem(send eventOut) error {
 func (r *responseRequest) close(sink eventSink) error { return r.closeItem(r.number(sink)) }
 
 func (r *responseRequest) begin(out *eventStream) error {
+	r.object.Model = r.model.name()
 	send := r.number(out.event)
 	if err := send(responseEvent{Type: "response.created", Response: &r.object}); err != nil {
 		return err

@@ -32,9 +32,17 @@ func (p *Parser) progress(formats []*toolFormat, body string) {
 	}
 }
 
+// leastStreamed is how many bytes of arguments a call must have before it is
+// reported in pieces: a shorter one is there in a moment, and then it is known
+// whether it is usable.
+const leastStreamed = 64
+
 // report emits what args adds to what has been reported of the call.
 func (p *Parser) report(name, args string) {
 	if !p.reporting {
+		if len(args) < leastStreamed {
+			return
+		}
 		if _, known := p.schemas[name]; !known && (len(p.schemas) > 0 || p.o.Rules.KnownTools) {
 			return
 		}
@@ -48,7 +56,7 @@ func (p *Parser) report(name, args string) {
 }
 
 // conclude ends the call in progress: with the rest of its arguments if it
-// turned out to be the only one of calls, else by taking it back. It returns
+// turned out to be the first of calls, else by taking it back. It returns
 // the calls still to be reported.
 func (p *Parser) conclude(calls []Call) []Call {
 	p.looked = 0
@@ -58,14 +66,14 @@ func (p *Parser) conclude(calls []Call) []Call {
 	p.reporting = false
 	at := p.calls
 	p.calls++
-	if len(calls) == 1 && calls[0].Name == p.reportedName && calls[0].ID == "" {
+	if len(calls) > 0 && calls[0].Name == p.reportedName && calls[0].ID == "" {
 		if more, ok := strings.CutPrefix(calls[0].Arguments, p.reported); ok {
 			if more != "" {
 				p.emit(Event{Kind: CallArgs, Call: at, Text: more})
 			}
 			p.emit(Event{Kind: CallEnd, Call: at})
 			p.called = true
-			return nil
+			return calls[1:]
 		}
 	}
 	p.emit(Event{Kind: CallDrop, Call: at})
