@@ -113,12 +113,15 @@ func modelFlags(cmd *cobra.Command) {
 	f.String("calibrations", "", "file that keeps what rounds cost on this machine (default: in the user's cache folder)")
 	f.Int("threads", 0, "threads of the CPU backend (0 = all cores)")
 	f.Bool("exact", false, "float32 arithmetic everywhere (slower)")
-	f.String("backend", "cpu", "cpu, metal (on trial: it has not met a GPU yet) or reference")
+	f.String("backend", "auto", "auto (metal where its kernels pass their trials on this machine, else cpu), cpu, metal or reference")
 	takeUnused(f, unusedModelFlags)
 }
 
 // loadRequest reads the model flags.
 func loadRequest(v *config) (engine.LoadRequest, error) {
+	if err := checkRanges(v); err != nil {
+		return engine.LoadRequest{}, err
+	}
 	r := engine.LoadRequest{Model: v.GetString("model"), Drafter: v.GetString("drafter"), Mode: v.GetString("mode")}
 	if r.Model == "" {
 		r.Model = v.GetString("target")

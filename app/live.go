@@ -48,7 +48,7 @@ func live(v *config, load engine.LoadRequest) engine.Live {
 		l.MinP = pointer(v.GetFloat64("default-min-p"))
 	}
 	if v.IsSet("default-top-k") {
-		l.TopK = pointer(v.GetInt("default-top-k"))
+		l.TopK = pointer(max(v.GetInt("default-top-k"), 0)) // below: off, as in requests
 	}
 	return l
 }

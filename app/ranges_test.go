@@ -1,0 +1,39 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestRanges: numbers that cannot be end the program at its start, with the name of
+// the flag; they are nothing that a client should be told of later.
+func TestRanges(t *testing.T) {
+	for args, want := range map[string]string{
+		"serve --kv-bits 3":                "--kv-bits must be one of 0, 4, 8, got 3",
+		"serve --kv-group-size 5":          "--kv-group-size must be one of 32, 64, 128, got 5",
+		"serve --default-top-p 7":          "--default-top-p must be 0 to 1, got 7",
+		"serve --top-p -0.5":               "--default-top-p must be 0 to 1, got -0.5",
+		"serve --temp -1":                  "--default-temperature must be at least 0, got -1",
+		"serve --min-p NaN":                "--default-min-p must be 0 to 1, got NaN",
+		"serve --max-tokens 0":             "--default-max-tokens must be at least 1, got 0",
+		"serve --max-tokens-cap -4":        "--max-tokens-cap must be at least 1, got -4",
+		"serve --context-window -5":        "--context-window must be 16 to 10000000, or 0, got -5",
+		"serve --confidence-threshold 5":   "--confidence-threshold must be 0 to 1, got 5",
+		"serve --drafter-bits 7":           "--drafter-bits must be one of 0, 2, 3, 4, 5, 6, 8, got 7",
+		"serve --max-batch 0":              "--max-batch must be 1 to 1024, got 0",
+		"serve --queue-limit -1":           "--queue-limit must be 1 to 100000, got -1",
+		"serve --port 99999":               "--port must be 0 to 65535, got 99999",
+		"serve --lookup-long-draft 99":     "--lookup-long-draft must be 1 to 64, got 99",
+		"serve --prefill-step-size -4":     "--prefill-step-size must be at least 0, got -4",
+		"serve --idle-unload -3m":          "--idle-unload must be at least 0, got -3m",
+		"generate --top-p 2":               "--top-p must be 0 to 1, got 2",
+		"generate --max-new-tokens 0":      "--max-new-tokens must be at least 1, got 0",
+		"serve --default-top-k x":          "invalid argument",
+		"calibrate --drafter-window -1":    "--drafter-window must be at least 0, got -1",
+		"benchmark --kv-bits 5 --json x.j": "--kv-bits must be one of 0, 4, 8, got 5",
+	} {
+		if _, err := command1(t, "", strings.Fields(args)...); err == nil || exitCode(err) != 2 || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, exit code %d, want %q and 2", args, err, exitCode(err), want)
+		}
+	}
+}
