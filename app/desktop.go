@@ -15,8 +15,6 @@ import (
 
 	"sparkbar/app/menubar"
 	"sparkbar/engine"
-	"sparkbar/engine/compute"
-	"sparkbar/engine/cpu"
 	"sparkbar/httpapi"
 	"sparkbar/httpapi/client"
 	"sparkbar/metalkern"
@@ -181,21 +179,12 @@ func (d *desktop) menu(host menubar.Host, changed func()) *menubar.Controller {
 // selfTest runs the kernel drills on a backend of its own, the one that models
 // run on; answers go on meanwhile.
 func (d *desktop) selfTest(ctx context.Context) (string, error) {
-	name := d.v.GetString("backend")
-	open, err := backendOf(d.v)
-	if name == "cpu" { // the drills know nothing of the rounding of activations
-		open = func() (compute.Backend, error) {
-			return cpu.New(cpu.Options{Threads: d.v.GetInt("threads"), Exact: true})
-		}
-	}
-	if err != nil {
-		return "", err
-	}
-	b, err := open()
+	b, err := drilled(d.v)
 	if err != nil {
 		return "", err
 	}
 	defer b.Close()
+	name := b.Name()
 	for _, x := range metalkern.Drills {
 		if ctx.Err() != nil {
 			return "", ctx.Err()

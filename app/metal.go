@@ -2,23 +2,70 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"sparkbar/engine/compute"
+	"sparkbar/engine/cpu"
+	"sparkbar/engine/machine"
 	"sparkbar/metalkern"
 )
 
-// openMetal opens the Metal backend, which runs only when --backend names it: no
-// GPU has run these kernels yet, so each start makes them agree with the
-// reference backend first.
-func openMetal() (compute.Backend, error) {
-	d, err := metalkern.Open()
+// openGPU opens the GPU of this machine; tests put an emulated one in its place.
+var openGPU = metalkern.Open
+
+// metalOn opens the Metal backend. No developer of this program has run it on a
+// GPU: each kernel is tried with the sizes of the model before it is relied on,
+// once for each machine, system build and version.
+func metalOn(v *config, o metalkern.Trials) func() (compute.Backend, error) {
+	o.Judge = func() (compute.Backend, error) {
+		return cpu.New(cpu.Options{Threads: v.GetInt("threads"), Exact: true})
+	}
+	if dir, err := os.UserCacheDir(); err == nil {
+		o.Dir = filepath.Join(dir, "sparkbar", "metal")
+	}
+	return func() (compute.Backend, error) {
+		d, err := openGPU()
+		if err != nil {
+			return nil, err
+		}
+		chip := machine.ReadChip()
+		o := o
+		o.Machine = fmt.Sprintf("%s, %s %s (%s), sparkbar %s", d.Name(), chip.OS, chip.OSVersion, chip.OSBuild, version)
+		return metalkern.New(d, metalkern.Options{Trials: &o}), nil
+	}
+}
+
+// hasGPU reports whether there is a GPU that the Metal backend can open.
+func hasGPU() error {
+	d, err := openGPU()
 	if err != nil {
-		return nil, fmt.Errorf("--backend metal: %w; use --backend cpu", err)
+		return err
 	}
-	b := metalkern.New(d, metalkern.Options{})
-	if err := metalkern.SelfTest(b); err != nil {
-		b.Close()
-		return nil, fmt.Errorf("--backend metal: %w; use --backend cpu", err)
+	return d.Close()
+}
+
+// drilled opens a backend like the one that models run on, for the drills: they
+// know nothing of the rounding of activations, and need no trials.
+func drilled(v *config) (compute.Backend, error) {
+	open, _, err := backendOf(v)
+	if err != nil {
+		return nil, err
 	}
-	return b, nil
+	b, err := open()
+	if err != nil || b.Name() == "reference" {
+		return b, err
+	}
+	metal := b.Name() == "metal"
+	if err := b.Close(); err != nil {
+		return nil, err
+	}
+	if !metal {
+		return cpu.New(cpu.Options{Threads: v.GetInt("threads"), Exact: true})
+	}
+	d, err := openGPU()
+	if err != nil {
+		return nil, err
+	}
+	return metalkern.New(d, metalkern.Options{}), nil
 }

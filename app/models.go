@@ -366,7 +366,7 @@ func remove(m models.Model, places models.Places, yes bool, in io.Reader, out io
 }
 
 func doctorCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "doctor", Short: "Examine this machine and the set-up; each finding comes with its fix", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+	cmd := &cobra.Command{Use: "doctor [MODEL]", Short: "Examine this machine and the set-up; each finding comes with its fix", Args: cobra.MaximumNArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
 		file, err := openSettings()
 		var bad *badSetting
 		if err != nil && !errors.As(err, &bad) { // a faulty file is a finding
@@ -377,6 +377,15 @@ func doctorCommand() *cobra.Command {
 			return err
 		}
 		var list []engine.Finding
+		if len(args) == 1 {
+			v.Set("model", args[0])
+		}
+		if v.GetBool("kernels") {
+			return examineKernels(cmd.Context(), cmd.OutOrStdout(), v)
+		}
+		if len(args) == 1 {
+			return &usageError{errors.New("doctor takes a model only with --kernels, to try the GPU's kernels with it")}
+		}
 		if url := v.GetString("url"); url != "" {
 			c, err := client.New(url, v.GetString("key"))
 			if err != nil {
@@ -409,6 +418,7 @@ func doctorCommand() *cobra.Command {
 	cmd.Flags().String("url", "", "examine the machine of that server")
 	cmd.Flags().String("key", "", "API key of that server")
 	cmd.Flags().Bool("json", false, "print JSON")
+	cmd.Flags().Bool("kernels", false, "try all kernels of the GPU that MODEL needs against the CPU, time their variants, and keep the choice")
 	return cmd
 }
 

@@ -100,11 +100,7 @@ func planOf(ctx context.Context, v *config) (*plan, error) {
 		return nil, err
 	}
 	r := metalkern.NewRecorder()
-	target, drafter := resources.Demo()
-	places, _, _ := storage(v)
-	eng := engine.New(engine.Options{Version: version, Backend: func() (compute.Backend, error) { return metalkern.New(r, metalkern.Options{}), nil },
-		Builtins:  map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}},
-		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Slots: -1, ModelRoot: "."})
+	eng := bareEngine(v, func() (compute.Backend, error) { return metalkern.New(r, metalkern.Options{}), nil })
 	defer eng.Close(context.WithoutCancel(ctx))
 	if _, err := eng.LoadFrom(ctx, load); err != nil {
 		return nil, err
@@ -126,6 +122,16 @@ func planOf(ctx context.Context, v *config) (*plan, error) {
 		p.speculate()
 	}
 	return p, nil
+}
+
+// bareEngine is an engine that answers nobody: it keeps nothing, on disk or in
+// memory, and measures nothing of the machine.
+func bareEngine(v *config, backend func() (compute.Backend, error)) *engine.Engine {
+	target, drafter := resources.Demo()
+	places, _, _ := storage(v)
+	return engine.New(engine.Options{Version: version, Backend: backend,
+		Builtins:  map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}},
+		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Slots: -1, ModelRoot: "."})
 }
 
 // chipOf turns a name as it is typed, such as m4-pro, into Apple's.

@@ -25,6 +25,7 @@ import (
 	"sparkbar/engine/machine"
 	"sparkbar/engine/models"
 	"sparkbar/httpapi"
+	"sparkbar/metalkern"
 	"sparkbar/resources"
 )
 
@@ -95,13 +96,13 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	if v.GetBool("no-prefix-cache") || slots == 0 {
 		slots = -1
 	}
-	backend, err := backendOf(v)
+	backend, fallback, err := backendOf(v)
 	if err != nil {
 		return nil, err
 	}
 	disk, diskErr := prefixDisk(v, slots)
 	places, hub, hubErr := storage(v)
-	o := engine.Options{Version: version, Backend: backend, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
+	o := engine.Options{Version: version, Backend: backend, Fallback: fallback, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
 		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), MaxBatch: v.GetInt("max-batch"), Chunk: v.GetInt("prefill-step-size"), Slots: slots, Memory: machine.ReadMemory, Thermal: machine.ReadThermal, Chip: machine.ReadChip(),
 		Disk: disk, Arithmetic: fmt.Sprintf("exact=%v %s", v.GetBool("exact"), strings.Join(cpu.Levels(), ",")),
@@ -210,26 +211,31 @@ func findings(v *config, hubErr error) []engine.Finding {
 	return list
 }
 
-// backendOf checks the backend flags once, before anything is loaded.
-func backendOf(v *config) (func() (compute.Backend, error), error) {
+// backendOf checks the backend flags once, before anything is loaded. fallback is
+// for models that the backend cannot run on this machine; nil = there is none.
+func backendOf(v *config) (open, fallback func() (compute.Backend, error), err error) {
+	o := cpu.Options{Threads: v.GetInt("threads"), Exact: v.GetBool("exact")}
+	onCPU := func() (compute.Backend, error) { return cpu.New(o) }
 	switch name := v.GetString("backend"); name {
 	case "reference":
-		return func() (compute.Backend, error) { return compute.NewReference(), nil }, nil
-	case "cpu":
-		o := cpu.Options{Threads: v.GetInt("threads"), Exact: v.GetBool("exact")}
-		b, err := cpu.New(o)
+		return func() (compute.Backend, error) { return compute.NewReference(), nil }, nil, nil
+	case "auto", "cpu", "metal":
+		b, err := onCPU()
 		if err != nil {
-			return nil, &usageError{err}
+			return nil, nil, &usageError{err}
 		}
-		return func() (compute.Backend, error) { return cpu.New(o) }, b.Close()
-	case "metal":
-		b, err := openMetal()
-		if err != nil {
-			return nil, &usageError{err}
+		if err := b.Close(); err != nil || name == "cpu" {
+			return onCPU, nil, err
 		}
-		return openMetal, b.Close()
+		switch err := hasGPU(); {
+		case err == nil:
+			return metalOn(v, metalkern.Trials{}), onCPU, nil
+		case name == "metal":
+			return nil, nil, &usageError{fmt.Errorf("--backend metal: %w; use --backend cpu", err)}
+		}
+		return onCPU, nil, nil
 	default:
-		return nil, &usageError{fmt.Errorf("--backend must be cpu, metal or reference, got '%s'", name)}
+		return nil, nil, &usageError{fmt.Errorf("--backend must be auto, cpu, metal or reference, got '%s'", name)}
 	}
 }
 

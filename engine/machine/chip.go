@@ -12,6 +12,7 @@ type Chip struct {
 	Cores     int    // that this process may use
 	OS        string // darwin, linux
 	OSVersion string
+	OSBuild   string // such as 23F79; "" = unknown
 	Arch      string // arm64, amd64
 	SIMD      bool   // has the vector instructions that the CPU backend is written for
 }

@@ -20,6 +20,7 @@ func (m *Memory) readPressure() {
 func (c *Chip) read() {
 	c.Name, _ = unix.Sysctl("machdep.cpu.brand_string")
 	c.OSVersion, _ = unix.Sysctl("kern.osproductversion")
+	c.OSBuild, _ = unix.Sysctl("kern.osversion")
 }
 
 // Resident is how much memory this process has, in bytes; 0 = unknown.
