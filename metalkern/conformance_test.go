@@ -103,7 +103,7 @@ func coverage(t *testing.T, dev *metaltest.Device, mode layout.DType) {
 		}
 		counts[key] += n
 		if strings.HasPrefix(kernel, "linear_rows") {
-			counts[fmt.Sprintf("%s with tiles of %d", kernel, c[8])] += n
+			counts[fmt.Sprintf("%s with tiles of %d", kernel, c[9])] += n
 			counts[fmt.Sprintf("%s in mode %d", kernel, c[5])] += n
 		}
 	}

@@ -1,6 +1,7 @@
 package metalkern
 
 import (
+	"math/bits"
 	"slices"
 
 	"sparkbar/engine/compute"
@@ -62,20 +63,65 @@ func (b *linearBinds) list() []bind {
 	return append(all, b.lst)
 }
 
-// simds is SIMDS of linear.metal; rowsOfTile its largest tile.
-const (
-	simds      = 2
-	rowsOfTile = 16
-)
+// The ways of linear_rows: outputs of a SIMD-group, and SIMD-groups of a
+// threadgroup. A lane takes the same columns in all of them, and an output is summed
+// by one SIMD-group, so that they give the same bits and may differ by rows.
+var _ = vary("linear_rows", Variant{"4 outputs, 2 SIMD-groups", [4]uint32{4, 2}}, Variant{"2 outputs, 2 SIMD-groups", [4]uint32{2, 2}}, Variant{"2 outputs, 4 SIMD-groups", [4]uint32{2, 4}},
+	Variant{"1 output, 8 SIMD-groups", [4]uint32{1, 8}}, Variant{"4 outputs, 4 SIMD-groups", [4]uint32{4, 4}}, Variant{"8 outputs, 2 SIMD-groups", [4]uint32{8, 2}})
 
-// tile returns the rows of a tile for n rows, and the outputs of a threadgroup.
-func tile(n int, gated bool) (rows, outs int) {
-	for rows = 1; rows < min(n, rowsOfTile); rows *= 2 {
+// The tiles of linear_tiles: rows and outputs. Each element sums over the columns in
+// order in all of them.
+var _ = vary("linear_tiles", Variant{"32 x 32", [4]uint32{32, 32}}, Variant{"64 x 32", [4]uint32{64, 32}}, Variant{"32 x 64", [4]uint32{32, 64}})
+
+// rowsOfTile is the largest tile of linear_rows.
+const rowsOfTile = 16
+
+// tile is how a linear kernel cuts its work: ROWS, OUTS and SIMDS of linear.metal.
+type tile struct{ rows, outs, simds int }
+
+// wide is the outputs of a threadgroup.
+func (t tile) wide() int { return t.outs * t.simds }
+
+// linearKey is the class of a matrix for a choice of variants.
+func linearKey(kernel string, w *compute.Weight, gated bool, rows int) Key {
+	f := format(w)
+	return Key{kernel, [8]uint32{f[0], f[1], f[2], f[3], u32(bits.Len(uint(w.Rows))), u32(bits.Len(uint(w.Cols))), flag(gated, 1), u32(rows)}}
+}
+
+// rowTile is the tile of linear_rows for n rows: what a SIMD-group sums at once, and
+// so its registers, is bounded.
+func (l *lowerer) rowTile(w *compute.Weight, gated bool, n int) tile {
+	rows := 1
+	for ; rows < min(n, rowsOfTile); rows *= 2 {
 	}
-	if gated && rows > 8 {
-		return rows, 2 * simds
+	v := l.pick(linearKey("linear_rows", w, gated, rows))
+	most := 32 / rows
+	if rows == rowsOfTile && !gated {
+		most = 4
 	}
-	return rows, 4 * simds
+	return tile{rows, max(min(int(v.Values[0]), most), min(rows, 2)), int(v.Values[1])}
+}
+
+// matrixTile is the tile of linear_tiles for n rows.
+func (l *lowerer) matrixTile(w *compute.Weight, gated bool, n int) tile {
+	if n <= rowsOfTile {
+		return tile{rowsOfTile, 64, 1}
+	}
+	v := l.pick(linearKey("linear_tiles", w, gated, 0))
+	return tile{int(v.Values[0]), int(v.Values[1]), 1}
+}
+
+// shared is the threadgroup memory of linear_tiles: a step of x and of each matrix,
+// or the results.
+func (t tile) shared(matrices int) int {
+	const step, pad = 32, 4
+	return 4 * max(t.rows*(step+pad)+matrices*step*(t.outs+pad), matrices*t.rows*(t.outs+pad))
+}
+
+// linearConstants is the function constants of a linear kernel.
+func linearConstants(w *compute.Weight, mode, act, flags uint32, sets int, t tile) []uint32 {
+	f := format(w)
+	return append(f[:], mode, act, flags, u32(sets), u32(t.rows), u32(t.outs), u32(t.simds))
 }
 
 // together returns how many of the first ops are projections of the same input
@@ -115,7 +161,8 @@ func (l *lowerer) linear(ops []compute.Op) error {
 	if n-prefill < tilesFrom {
 		prefill = n
 	}
-	if err := l.linearPart(ops, 0, prefill, false); err != nil {
+	relaxed := l.options.Relaxed && 8 < prefill && prefill <= rowsOfTile
+	if err := l.linearPart(ops, 0, prefill, relaxed); err != nil {
 		return err
 	}
 	return l.linearPart(ops, prefill, n, true)
@@ -131,10 +178,12 @@ func (l *lowerer) linearPart(ops []compute.Op, lo, hi int, tiled bool) error {
 	a := linearArgs{rows: u32(hi - lo), cols: u32(o.W.Cols), x: u32(o.X.Stride), scale: o.Scale, xDiv: 1}
 	b := linearBinds{x: l.in(x)}
 	flags := flag(o.Bias.Given(), linBias) | flag(o.UpBias.Given(), linUpBias) | flag(o.Residual.Given(), linResidual) | flag(o.Up != nil, linGated)
-	rows, outs := tile(hi-lo, o.Up != nil)
+	gated := o.Up != nil && format(o.Up) == format(o.W)
+	cut := l.rowTile
 	if tiled {
-		rows, outs = 32, 32
+		cut = l.matrixTile
 	}
+	t := cut(o.W, gated, hi-lo)
 	groups := 0
 	for i, op := range ops {
 		p := op.(compute.Linear)
@@ -145,13 +194,13 @@ func (l *lowerer) linearPart(ops []compute.Op, lo, hi int, tiled bool) error {
 		if i > 0 {
 			a.tiles[i-1] = u32(groups)
 		}
-		groups += ceil(p.W.Rows, outs)
+		groups += ceil(p.W.Rows, t.wide())
 	}
 	if o.Residual.Given() {
 		res := o.Residual.Slice(lo, hi)
 		b.res, a.res = l.in(res), u32(res.Stride)
 	}
-	if o.Up != nil && format(o.Up) == format(o.W) {
+	if gated {
 		s := &b.set[1]
 		s.w, s.s, s.b = l.weight(o.Up)
 		s.bias, a.whole[1] = l.in(o.UpBias), o.Up.GlobalScale
@@ -183,11 +232,9 @@ func (l *lowerer) linearPart(ops []compute.Op, lo, hi int, tiled bool) error {
 			a.upRank, a.upType, a.upScale = u32(ad.B.Cols), uint32(ad.B.DType), ad.Scale
 		}
 	}
-	f := format(o.W)
-	d := dispatch{kernel: "linear_rows", types: types(o.X, o.Residual, o.Out), constants: append(f[:], modeRows, uint32(o.Act), flags, u32(rows), u32(len(ops))), groups: [3]int{groups, ceil(hi-lo, rows)}, threads: 32 * simds}
+	d := dispatch{kernel: "linear_rows", types: types(o.X, o.Residual, o.Out), constants: linearConstants(o.W, modeRows, uint32(o.Act), flags, len(ops), t), groups: [3]int{groups, ceil(hi-lo, t.rows)}, threads: 32 * t.simds}
 	if tiled {
-		d.kernel, d.threads, d.shared = "linear_tiles", 128, 3*32*36*4
-		d.constants[7] = 0
+		d.kernel, d.threads, d.shared = "linear_tiles", 128, t.shared(1+int(flag(gated, 1)))
 	}
 	return add(l, d, a, b.list()...)
 }
@@ -215,9 +262,8 @@ func (l *lowerer) lowRank(ad *compute.Adapter, x compute.View, which int) (Memor
 	s := &b.set[0]
 	s.w, s.s, s.b = l.weight(ad.A)
 	s.out = memory(t, true)
-	rows, outs := tile(x.Rows, false)
-	f := format(ad.A)
-	return t, add(l, dispatch{kernel: "linear_rows", types: types(x), constants: append(f[:], modeRows, 0, 0, u32(rows), 1), groups: [3]int{ceil(ad.A.Rows, outs), ceil(x.Rows, rows)}, threads: 32 * simds}, a, b.list()...)
+	cut := l.rowTile(ad.A, false, x.Rows)
+	return t, add(l, dispatch{kernel: "linear_rows", types: types(x), constants: linearConstants(ad.A, modeRows, 0, 0, 1, cut), groups: [3]int{ceil(ad.A.Rows, cut.wide()), ceil(x.Rows, cut.rows)}, threads: 32 * cut.simds}, a, b.list()...)
 }
 
 func (l *lowerer) headLinear(o compute.HeadLinear) error {
@@ -229,9 +275,8 @@ func (l *lowerer) headLinear(o compute.HeadLinear) error {
 	s := &b.set[0]
 	s.w, s.s, s.b = l.weight(o.W)
 	s.out = l.out(o.Out)
-	rows, outs := tile(o.X.Rows, false)
-	f := format(o.W)
-	return add(l, dispatch{kernel: "linear_rows", types: types(o.X, compute.View{}, o.Out), constants: append(f[:], modeHeads, 0, 0, u32(rows), 1), groups: [3]int{ceil(o.W.Rows, outs), ceil(o.X.Rows, rows), o.W.Batch}, threads: 32 * simds}, a, b.list()...)
+	t := l.rowTile(o.W, false, o.X.Rows)
+	return add(l, dispatch{kernel: "linear_rows", types: types(o.X, compute.View{}, o.Out), constants: linearConstants(o.W, modeHeads, 0, 0, 1, t), groups: [3]int{ceil(o.W.Rows, t.wide()), ceil(o.X.Rows, t.rows), o.W.Batch}, threads: 32 * t.simds}, a, b.list()...)
 }
 
 type sortArgs struct{ pairs, topK, experts, room, ids, outStride, out uint32 }
@@ -283,7 +328,6 @@ func (l *lowerer) moeLinear(o compute.MoELinear) error {
 		u.bias, a.whole[1] = l.in(o.UpBias), o.Up.GlobalScale
 		flags |= linGated | flag(o.UpBias.Given(), linUpBias)
 	}
-	rows, outs := tile(o.IDs.Rows, flags&linGated != 0)
-	f := format(o.W)
-	return add(l, dispatch{kernel: "linear_rows", types: types(o.X, compute.View{}, o.Out), constants: append(f[:], modeExperts, uint32(o.Act), flags, u32(rows), 1), groups: [3]int{ceil(o.W.Rows, outs), 1, room}, threads: 32 * simds}, a, b.list()...)
+	t := l.rowTile(o.W, flags&linGated != 0, o.IDs.Rows)
+	return add(l, dispatch{kernel: "linear_rows", types: types(o.X, compute.View{}, o.Out), constants: linearConstants(o.W, modeExperts, uint32(o.Act), flags, 1, t), groups: [3]int{ceil(o.W.Rows, t.wide()), 1, room}, threads: 32 * t.simds}, a, b.list()...)
 }
