@@ -63,7 +63,7 @@ func bencher(t *testing.T, builtins map[string]engine.Builtin, r engine.LoadRequ
 
 // contest is one prompt in several ways: the seconds of decoding and the tokens.
 type contest struct {
-	seconds []float64 // the median of the runs, by way
+	seconds []float64 // the fastest of the runs, by way: what else the machine does only adds
 	accept  []float64
 	tokens  []int32
 }
@@ -94,8 +94,7 @@ func race(t *testing.T, e *engine.Engine, prompt []int32, limit, runs int, arms 
 		}
 	}
 	for _, s := range all {
-		slices.Sort(s)
-		c.seconds = append(c.seconds, s[len(s)/2])
+		c.seconds = append(c.seconds, slices.Min(s))
 	}
 	return c
 }
@@ -145,10 +144,10 @@ func TestBenchDrafter(t *testing.T) {
 	least, at := 10.0, 0
 	var ratios []float64
 	for i, p := range prompts {
-		c := race(t, e, p, 64, 3, arms)
+		c := race(t, e, p, 64, 4, arms)
 		plain, spec = plain+c.seconds[0], spec+c.seconds[1]
 		r := c.seconds[0] / c.seconds[1]
-		t.Logf("prompt %d: %.2f x, accept %.2f", i, r, c.accept[1])
+		t.Logf("prompt %d: %.2f x, accept %.2f, %d tokens in %.3f and %.3f s", i, r, c.accept[1], len(c.tokens), c.seconds[0], c.seconds[1])
 		if ratios = append(ratios, r); r < least {
 			least, at = r, i
 		}
@@ -158,7 +157,7 @@ func TestBenchDrafter(t *testing.T) {
 		t.Logf("costs %s", text)
 	}
 	slices.Sort(ratios)
-	chapter(t, "drafter", "SmolLM2 with its DSpark head", fmt.Sprintf("%d prompts, up to 64 tokens, the cap chosen on the way; decoding time, plain over speculative.", len(prompts)), []figure{
+	chapter(t, "drafter", "SmolLM2 with its DSpark head", fmt.Sprintf("%d prompts, up to 64 tokens, the cap chosen on the way; decoding time, plain over speculative, each the fastest of four runs.", len(prompts)), []figure{
 		{Name: "all prompts together", Value: plain / spec, Unit: "x", Want: ">= 1.2"},
 		{Name: "median prompt", Value: ratios[len(ratios)/2], Unit: "x"},
 		{Name: "worst prompt", Value: least, Unit: "x", Want: ">= 0.97", Note: fmt.Sprintf("prompt %d", at)}})
@@ -196,13 +195,21 @@ func smolPrompts(t *testing.T) [][]int32 {
 	return prompts[:min(20, len(prompts))]
 }
 
-// copyPrompts ask for a text again.
-var copyPrompts = []string{
-	"Repeat this text exactly, word for word:\n\nThe old lighthouse stood at the end of the pier. Every evening the keeper climbed the stairs, lit the lamp and wrote the weather into a large book. Ships passed in the distance, and their crews waved at the light. In winter the waves reached the door, and the keeper stayed upstairs with his cat.",
-	"Copy the following code exactly and change nothing:\n\n```python\ndef total(items):\n    result = 0\n    for item in items:\n        result = result + item\n    return result\n\ndef mean(items):\n    if len(items) == 0:\n        return 0\n    return total(items) / len(items)\n\ndef largest(items):\n    best = items[0]\n    for item in items:\n        if item > best:\n            best = item\n    return best\n```",
-	"Write the following list again, exactly as it is:\n\n1. Apples from the garden\n2. Bread from the baker\n3. Butter and two bottles of milk\n4. A small bag of rice\n5. Carrots, onions and potatoes\n6. A newspaper for grandmother\n7. Candles for the birthday cake\n8. Soap and a new sponge",
-	"Rename the function `area` to `surface` and print the whole program again:\n\n```python\ndef area(width, height):\n    return width * height\n\ndef main():\n    width = int(input())\n    height = int(input())\n    print(area(width, height))\n\nmain()\n```",
+// copyPrompts have a file, in testdata/copies, written out again, as editors do
+// it. The model changes next to nothing, also where it is told to.
+var copyPrompts = []struct{ name, task, file, language string }{
+	{"C, again", copyTask, "list.c", "c"},
+	{"C, rename", "Rename `push` to `prepend` and print the whole program again:", "list.c", "c"},
+	{"CSS, rename", "Rename `header` to `banner` and print the whole program again:", "style.css", "css"},
+	{"HTML, again", copyTask, "club.html", "html"},
+	{"HTML, change", "Rename the title to `Flower club` and print the whole program again:", "club.html", "html"},
+	{"settings, again", copyTask, "server.ini", "ini"},
+	{"Java, rename", "Rename `Rectangle` to `Box` and print the whole program again:", "rectangle.java", "java"},
+	{"JavaScript, again", copyTask, "config.js", "javascript"},
+	{"JavaScript, rename", "Rename the function `readConfig` to `loadConfig` and print the whole program again:", "config.js", "javascript"},
 }
+
+const copyTask = "Copy the following code exactly and change nothing:"
 
 // TestBenchCopies: lookup where the answer stands in the prompt.
 func TestBenchCopies(t *testing.T) {
@@ -212,8 +219,12 @@ func TestBenchCopies(t *testing.T) {
 	arms := []engine.Arm{{Mode: "baseline"}, {Mode: "lookup"}}
 	var figures []figure
 	var plain, spec float64
-	for i, text := range copyPrompts {
-		m, err := json.Marshal([]map[string]string{{"role": "user", "content": text}})
+	for _, p := range copyPrompts {
+		text, err := os.ReadFile("testdata/copies/" + p.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := json.Marshal([]map[string]string{{"role": "user", "content": fmt.Sprintf("%s\n\n```%s\n%s```", p.task, p.language, text)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -221,10 +232,10 @@ func TestBenchCopies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := race(t, e, res.PromptTokens, 160, 3, arms)
+		c := race(t, e, res.PromptTokens, 400, 3, arms)
 		share := copied(res.PromptTokens, c.tokens)
 		r := c.seconds[0] / c.seconds[1]
-		f := figure{Name: fmt.Sprintf("prompt %d", i+1), Value: r, Unit: "x", Note: fmt.Sprintf("%.0f %% of %d tokens copied, %.1f tokens a round", 100*share, len(c.tokens), c.accept[1])}
+		f := figure{Name: p.name, Value: r, Unit: "x", Note: fmt.Sprintf("%.0f %% of %d tokens copied, %.1f tokens a round", 100*share, len(c.tokens), c.accept[1])}
 		if share >= 0.8 {
 			plain, spec = plain+c.seconds[0], spec+c.seconds[1]
 			f.Want = ">= 3"
@@ -234,7 +245,7 @@ func TestBenchCopies(t *testing.T) {
 	if spec > 0 {
 		figures = append(figures, figure{Name: "those with at least 80 % copied", Value: plain / spec, Unit: "x", Want: ">= 3"})
 	}
-	chapter(t, "copies", "Lookup on copied text", "SmolLM2-135M (Q4_1) asked to give a text again; decoding time, plain over lookup. A token counts as copied when it and the two before it stand together in what came before.", figures)
+	chapter(t, "copies", "Lookup on copied text", "SmolLM2-135M (Q4_1) asked to write a file again (testdata/copies), up to 400 tokens; decoding time, plain over lookup, each the fastest of three runs. A token counts as copied when it and the two before it stand together in what came before.", figures)
 }
 
 // copied is the share of tokens that end a run of three which stands earlier.
