@@ -38,3 +38,13 @@ func TestDrills(t *testing.T) {
 		}
 	}
 }
+
+// uses counts the dispatches of a kernel.
+func uses(dev *metaltest.Device, kernel string) (n int) {
+	for use, m := range dev.Uses() {
+		if name, _, _ := strings.Cut(use, " "); name == kernel {
+			n += m
+		}
+	}
+	return n
+}
