@@ -81,12 +81,12 @@ func newDesktop(v *config, dir string, out io.Writer, secret func() (string, err
 	}
 	options := httpapi.Options{AllowedHosts: v.list("allow-host"), CORSOrigins: v.list("cors-origin"), Profile: profile, Settings: v, Web: resources.Web(), Owner: owner{d.eng, d.tail}}
 	d.listeners = &listeners{port: v.GetInt("port"), chosen: v.IsSet("port"), keys: keyList, token: newKey(), secret: secret, hosts: func() ([]string, error) { return lanHosts(d.v.now()) }, log: log,
-		handler: func(keys []string) *httpapi.Server {
+		handler: func(keys []string, hidden string) *httpapi.Server {
 			o := options
-			o.Keys, o.Log, o.DrainTimeout = keys, log, max(d.grace(), time.Millisecond)
+			o.Keys, o.HiddenKey, o.Log, o.DrainTimeout = keys, hidden, log, max(d.grace(), time.Millisecond)
 			return httpapi.New(d.eng, o)
 		}}
-	options.Keys = withKey(keyList, d.token)
+	options.Keys, options.HiddenKey = keyList, d.token
 	if d.lvl.Level() <= slog.LevelDebug { // at other levels nobody wants to know of it
 		options.Log = log.With("by", "menu")
 	}
@@ -121,7 +121,7 @@ func (d *desktop) apply(now *config) error {
 	}
 	names, origins := now.list("allow-host"), now.list("cors-origin")
 	d.access(list, names, origins)
-	d.own.SetAccess(withKey(list, d.token), names, origins)
+	d.own.SetAccess(list, names, origins)
 	if s := d.State(); s.Running && network(now) != (s.LAN != "") { // else it is what the switch has done
 		if err := d.listeners.LAN(network(now), d.key); err != nil {
 			return err

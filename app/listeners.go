@@ -35,7 +35,7 @@ var thisMachine = []address{{host: "127.0.0.1"}, {host: "::1", optional: true}}
 // other devices, which can be stopped and started while the engine lives on. It
 // is a menubar.Server.
 type listeners struct {
-	handler func(keys []string) *httpapi.Server // a new one for each listener, since one that drains is done
+	handler func(keys []string, hidden string) *httpapi.Server // a new one for each listener, since one that drains is done
 	port    int
 	chosen  bool // by the user, so that no other port will do
 	keys    []string
@@ -89,21 +89,13 @@ func (l *listeners) Start(port int) error {
 		return err
 	}
 	bound := d.Addr().(*net.TCPAddr).Port
-	l.local = l.serve(d, withKey(l.keys, l.token))
+	l.local = l.serve(d, l.keys, l.token)
 	l.state = menubar.ServerState{Running: true, Port: bound, Moved: want != 0 && bound != want}
 	if len(l.keys) > 0 {
 		l.state.Key = l.keys[0]
 	}
 	l.log.Info("listening", "port", bound)
 	return nil
-}
-
-// withKey adds a key where there are keys; without any nobody needs one.
-func withKey(keys []string, more string) []string {
-	if len(keys) == 0 || more == "" {
-		return keys
-	}
-	return append(slices.Clone(keys), more)
 }
 
 // findPort opens a door.
@@ -136,9 +128,9 @@ func findPort(d *door, want int, only bool) error {
 	return taken
 }
 
-func (l *listeners) serve(d *door, keys []string) *group {
+func (l *listeners) serve(d *door, keys []string, hidden string) *group {
 	ctx, stop := context.WithCancel(context.Background())
-	g := &group{door: d, server: l.handler(keys), stop: stop}
+	g := &group{door: d, server: l.handler(keys, hidden), stop: stop}
 	g.done.Go(func() {
 		if err := g.server.Serve(ctx, d); err != nil && !errors.Is(err, http.ErrServerClosed) {
 			l.log.Error("a listener ended", "address", d.Addr(), "error", err)
@@ -209,7 +201,7 @@ func (l *listeners) LAN(on, key bool) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.lan, l.bound, l.extra = l.serve(d, keys), hosts, extra
+	l.lan, l.bound, l.extra = l.serve(d, keys, ""), hosts, extra
 	l.state.LAN, l.state.Protected = "http://"+first.String(), len(keys) > 0
 	if len(keys) > 0 {
 		l.state.Key = keys[0]
@@ -232,7 +224,7 @@ func (l *listeners) access(keys, names, origins []string) {
 	l.keys = keys
 	l.state.Key = ""
 	if l.local != nil {
-		l.local.server.SetAccess(withKey(keys, l.token), names, origins)
+		l.local.server.SetAccess(keys, names, origins)
 	}
 	if l.lan != nil {
 		all := keys

@@ -21,7 +21,9 @@ import (
 func testListeners(t *testing.T, port int, chosen bool) *listeners {
 	t.Helper()
 	eng := engine.New(engine.Options{})
-	l := &listeners{handler: func(keys []string) *httpapi.Server { return httpapi.New(eng, httpapi.Options{Keys: keys}) }, port: port, chosen: chosen,
+	l := &listeners{handler: func(keys []string, hidden string) *httpapi.Server {
+		return httpapi.New(eng, httpapi.Options{Keys: keys, HiddenKey: hidden})
+	}, port: port, chosen: chosen,
 		secret: func() (string, error) { return newKey(), nil }, hosts: func() ([]string, error) { return []string{"127.0.0.2"}, nil }, log: slog.New(slog.DiscardHandler)}
 	t.Cleanup(func() {
 		if err := l.Stop(); err != nil {

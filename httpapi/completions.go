@@ -187,17 +187,21 @@ func tokenIDs(v json.RawMessage) ([]int32, bool) {
 	return ids, true
 }
 
-// textLogprobs reads logprobs: the number of alternatives, true for one, -1 for off.
+// textLogprobs reads logprobs: the number of alternatives, true for one, -1 for
+// off; or true and false alone, where the profile has it so.
 func (f *fields) textLogprobs() int {
-	v, ok := f.get("logprobs")
+	top := f.integer("top_logprobs", 0, f.profile.MaxTopLogprobs)
+	v, ok := f.typed("logprobs", "boolean")
 	switch {
 	case !ok || string(v) == "false":
 		return -1
+	case string(v) == "true" && top != nil:
+		return *top
 	case string(v) == "true":
-		if top := f.integer("top_logprobs", 0, f.profile.MaxTopLogprobs); top != nil {
-			return *top
-		}
 		return 1
+	case f.profile.MaxLogprobs == 0:
+		f.badType("logprobs", "boolean")
+		return -1
 	}
 	if n := f.integer("logprobs", 0, f.profile.MaxTopLogprobs); n != nil {
 		return *n

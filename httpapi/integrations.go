@@ -63,8 +63,8 @@ func (s *Server) integrations(c *gin.Context) (integrations, *apiError) {
 		scheme = "https"
 	}
 	p := snippets{base: scheme + "://" + c.Request.Host, model: st.Model.ID, key: placeholderKey, context: st.Model.ContextWindow, out: st.MaxTokensCap}
-	if keys := s.access.Load().keys; len(keys) > 0 {
-		p.key, p.keyed = keys[0], true
+	if key := s.shownKey(c.Request); key != "" {
+		p.key, p.keyed = key, true
 	}
 	if p.context > 0 {
 		p.out = min(p.out, p.context)

@@ -172,7 +172,11 @@ type access struct {
 // SetAccess replaces Options.Keys, AllowedHosts and CORSOrigins from the next
 // request on; requests under way go on.
 func (s *Server) SetAccess(keys, hosts, origins []string) {
-	s.access.Store(&access{keys, hashKeys(keys), hosts, origins})
+	hashes := hashKeys(keys)
+	if len(hashes) > 0 {
+		hashes = append(hashes, hashKeys([]string{s.options.HiddenKey})...)
+	}
+	s.access.Store(&access{keys, hashes, hosts, origins})
 }
 
 func hashKeys(keys []string) [][32]byte {
@@ -207,6 +211,22 @@ func (s *Server) authorized(r *http.Request) bool {
 		return match
 	}
 	return try(presentedKey(r))|try(r.Header.Get("X-Api-Key")) == 1
+}
+
+// shownKey is the key that snippets for the sender of a request hold: its own, else
+// the first; "" = there are none.
+func (s *Server) shownKey(r *http.Request) string {
+	keys := s.access.Load().keys
+	for _, k := range []string{presentedKey(r), r.Header.Get("X-Api-Key")} {
+		if k != "" && slices.Contains(keys, k) {
+			return k
+		}
+	}
+	i := slices.IndexFunc(keys, func(k string) bool { return k != "" })
+	if i < 0 {
+		return ""
+	}
+	return keys[i]
 }
 
 // fromPage reports whether the dashboard that this launch served made the request.

@@ -76,6 +76,9 @@ type Engine interface {
 type Options struct {
 	// Keys that clients may present; none = no authentication.
 	Keys []string
+	// HiddenKey is that of the program around the server: where there are keys, it
+	// is taken as well, and no client is shown it. "" = none.
+	HiddenKey string
 	// AllowedHosts are names accepted in the Host header besides loopback, IP
 	// literals, *.local and host.docker.internal. "*" accepts all.
 	AllowedHosts []string
