@@ -17,6 +17,7 @@ type Controller struct {
 	shared      *Controller // that began it
 	request     *request
 	times       map[int]ratio // by cap
+	curve       Curve         // of forwards by their rows
 	timedRounds int
 
 	p       float64 // acceptance of one draft
@@ -63,7 +64,7 @@ const (
 
 // NewController returns a controller over validated costs.
 func NewController(costs *Costs, cfg ControllerConfig) *Controller {
-	c := &Controller{costs: costs, maxCap: max(1, cfg.MaxCap), park: cfg.Park, probe: cfg.ProbeEvery, patient: cfg.Patient, p: cfg.PriorP, corr: 1, timings: map[int]timing{}, times: map[int]ratio{}}
+	c := &Controller{costs: costs, maxCap: max(1, cfg.MaxCap), park: cfg.Park, probe: cfg.ProbeEvery, patient: cfg.Patient, p: cfg.PriorP, corr: 1, timings: map[int]timing{}, times: map[int]ratio{}, curve: costs.steps()}
 	if c.p == 0 {
 		c.p = defaultPriorP
 	}

@@ -13,15 +13,40 @@ const (
 	sharedWeight = 0.02 // of an observation in what requests share
 	leastPrior   = 0.45 // a request's first drafts are worth a try
 	firstCap     = 3    // of a request, at most
-	timeWeight   = 0.15 // of a round's time in the estimate for its cap
+	fasterWeight = 0.2  // of a round's time in the estimate for its cap, if it took less,
+	slowerWeight = 0.05 // and if it took longer: what disturbs only ever adds
 	disturbed    = 4    // times the expected time: something else held the round up
 	parkMargin   = 1.02 // what drafts must gain at least
-	firstGap     = 10   // rounds to the first probe
+	firstGap     = 16   // rounds to the first probe
+	shortPrior   = 0.6  // acceptance of a copy after a short match
+	longPrior    = 0.9  // and after a long one
+	firstSkip    = 4    // copies that are turned down before one is tried again
 )
 
 // request is the state of a patient controller's request.
 type request struct {
+	drafts, short, long trials // of the drafter, of copies
+}
+
+// trials count how many drafts were accepted, given that all before them were.
+type trials struct {
 	hits, tries float64
+	skipped     int // offers that were turned down since the last try
+	gap         int // of which there may be so many
+}
+
+func (t *trials) see(drafts, accepted int) {
+	for range accepted {
+		t.hits, t.tries = recency*t.hits+1, recency*t.tries+1
+	}
+	if accepted < drafts {
+		t.hits, t.tries = recency*t.hits, recency*t.tries+1
+	}
+}
+
+// p is the chance of the next draft.
+func (t *trials) p(prior float64) float64 {
+	return (priorWeight*prior + t.hits) / (priorWeight + t.tries)
 }
 
 // Begin returns the controller of one request. One that is not patient goes on as
@@ -38,17 +63,15 @@ func (c *Controller) Begin() *Controller {
 
 // acceptance is the chance of a draft in this request.
 func (c *Controller) acceptance() float64 {
-	r := c.request
-	prior := max(c.shared.p, leastPrior)
-	return (priorWeight*prior + r.hits) / (priorWeight + r.tries)
+	return c.request.drafts.p(max(c.shared.p, leastPrior))
 }
 
 // saw takes in a round of the request.
 func (c *Controller) saw(cap, accepted int, ms float64) {
-	r, s := c.request, c.shared
+	s := c.shared
 	s.rounds++
+	c.request.drafts.see(cap, accepted)
 	see := func(x float64) {
-		r.hits, r.tries = recency*r.hits+x, recency*r.tries+1
 		s.obs++
 		s.p += max(sharedWeight, 1/float64(s.obs+priorWeight)) * (x - s.p)
 	}
@@ -84,11 +107,20 @@ func (c *Controller) timed(cap, depth int, ms float64) {
 	if math.IsInf(x, 0) || math.IsNaN(x) || x > disturbed*max(known.ratio, c.corr) {
 		return
 	}
+	follow := func(y float64, first bool) float64 {
+		switch {
+		case first:
+			return x
+		case x < y:
+			return y + fasterWeight*(x-y)
+		}
+		return y + slowerWeight*(x-y)
+	}
+	known.ratio = follow(known.ratio, known.rounds == 0)
 	known.rounds++
-	known.ratio += max(timeWeight, 1/float64(known.rounds)) * (x - known.ratio)
 	c.times[cap] = known
+	c.corr = follow(c.corr, c.timedRounds == 0)
 	c.timedRounds++
-	c.corr += max(timeWeight/3, 1/float64(c.timedRounds)) * (x - c.corr)
 }
 
 // choose returns the cap with the best rate for the request, 0 if drafts do not
@@ -119,6 +151,61 @@ func (c *Controller) choose() int {
 		return 0
 	}
 	return best
+}
+
+// Copies returns how many of n tokens that stand in the context the coming round
+// should try: as with drafts, but no drafter has to make them. Those of a long match
+// hold more often; base is how many there are of a short one at most.
+func (c *Controller) Copies(n, base int) int {
+	if c.request == nil || n == 0 {
+		return n
+	}
+	t, prior := c.request.of(n, base)
+	p := t.p(prior)
+	curve := c.shared.curve
+	rate := func(k int) float64 {
+		if ms := curve.At(k+1) + c.costs.deeper(k+1, c.depth); ms > 0 {
+			return Expected(k, p) / ms
+		}
+		return 0
+	}
+	best := 0
+	for k := 1; k <= n; k++ {
+		if rate(k) > rate(best) {
+			best = k
+		}
+	}
+	if c.park && best > 0 && rate(best) < parkMargin*rate(0) {
+		best = 0
+	}
+	if best == 0 {
+		if t.skipped++; t.skipped > t.gap {
+			return 1
+		}
+	}
+	return best
+}
+
+// Copied takes in a round that tried copies.
+func (c *Controller) Copied(n, base, tried, accepted int) {
+	if c.request == nil {
+		return
+	}
+	t, _ := c.request.of(n, base)
+	t.see(tried, accepted)
+	switch t.skipped = 0; {
+	case accepted > 0:
+		t.gap = firstSkip
+	default:
+		t.gap = min(max(2*t.gap, firstSkip), mostGap)
+	}
+}
+
+func (r *request) of(n, base int) (*trials, float64) {
+	if n > base {
+		return &r.long, longPrior
+	}
+	return &r.short, shortPrior
 }
 
 // ratio is measured over expected time.

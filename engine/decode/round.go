@@ -30,12 +30,13 @@ type generation struct {
 	marks  []int         // see marks
 
 	// The coming step, or the one that just ran.
-	share  share
-	copied []int32 // from the context
-	prop   draft.Proposal
-	rd     Round
-	n      int // accepted drafts
-	next   []Token
+	share   share
+	copied  []int32 // from the context
+	offered int     // copies before the controller's choice
+	prop    draft.Proposal
+	rd      Round
+	n       int // accepted drafts
+	next    []Token
 
 	drafted, copies acceptance
 	late            late
@@ -230,6 +231,9 @@ func (g *generation) look() {
 		most = min(most, g.j.Cap)
 	}
 	g.copied = g.index.Propose(nil, most, g.gate.Allowed())
+	if g.offered = len(g.copied); g.j.Controller != nil {
+		g.copied = g.copied[:g.j.Controller.Copies(g.offered, g.index.Draft())]
+	}
 }
 
 // room is how many drafts can be used.
@@ -303,6 +307,9 @@ func (g *generation) roundOn(alone bool) (done bool) {
 		g.drafted.learn(&g.r.drafted, len(g.prop.Tokens), g.n)
 	case FromLookup:
 		g.copies.learn(&g.r.copies, len(g.prop.Tokens), g.n)
+		if j.Controller != nil {
+			j.Controller.Copied(g.offered, g.index.Draft(), len(g.prop.Tokens), g.n)
+		}
 	}
 	g.out.Rounds++
 	g.out.RolledBack += rd.RolledBack
