@@ -120,173 +120,221 @@ static void run_kvwrite(const void *args, int64_t chunk, uint8_t *scratch) {
 		write_side(a, i);
 }
 
-// Partial softmax sums of one query head: largest score, sum of exp(score - max),
-// and the weighted sum of values. sum < 0: nothing was seen.
+// The rows of one head of a page, as they lie or decoded into scratch.
 typedef struct {
-	float max, sum;
-	float *acc;
-} partial;
-
-static void merge(partial *a, const partial *b, int64_t n) {
-	const float m = a->max > b->max ? a->max : b->max, ea = s_exp(a->max - m), eb = s_exp(b->max - m);
-	a->max = m;
-	a->sum = a->sum * ea + b->sum * eb;
-	for (int64_t i = 0; i < n; i += W)
-		v_store(a->acc + i, v_fma(v_load(a->acc + i, n - i), v_set(ea), v_load(b->acc + i, n - i) * eb), n - i);
-}
-
-// The rows of one head of a page as float32: in place, or decoded into scratch.
-typedef struct {
-	const float *k, *v;
-	int64_t ldk, ldv;
+	const uint8_t *k, *v;
+	int64_t ldk, ldv; // bytes of a row
 } kv_page;
 
-static kv_page page_load(const sb_kv *kv, int64_t page, int64_t head, int64_t from, int64_t to, float *buf) {
-	const int64_t kd = kv->kdim, vd = kv->vdim, kp = padded(kd), vp = padded(vd);
-	float *kbuf = buf, *vbuf = buf + PAGE * kp;
-	kv_page p = {kbuf, vbuf, kp, vp};
-	if (!kv->bits && kv->dtype == SB_F32) {
-		p.k = (const float *)kv_at(kv, kv->k, kv->kpage, kd, page, head, 0).codes;
-		p.ldk = kd;
-		if (kv->v) {
-			p.v = (const float *)kv_at(kv, kv->v, kv->vpage, vd, page, head, 0).codes;
-			p.ldv = vd;
-		}
-	} else
-		for (int64_t j = from; j < to; j++) {
-			kv_load(kv, kv_at(kv, kv->k, kv->kpage, kd, page, head, j), kd, kbuf + j * kp);
-			if (kv->v)
-				kv_load(kv, kv_at(kv, kv->v, kv->vpage, vd, page, head, j), vd, vbuf + j * vp);
-		}
-	if (!kv->v) {
-		p.v = p.k;
-		p.ldv = p.ldk;
-	}
+static kv_page page_of_head(const sb_kv *kv, int64_t page, int64_t head) {
+	const int64_t bits = kv->bits ? kv->bits : 8 * elem_size(kv->dtype);
+	kv_page p = {kv_at(kv, kv->k, kv->kpage, kv->kdim, page, head, 0).codes, NULL, kv->kdim * bits / 8, kv->vdim * bits / 8};
+	if (kv->v)
+		p.v = kv_at(kv, kv->v, kv->vpage, kv->vdim, page, head, 0).codes;
+	else
+		p.v = p.k, p.ldv = p.ldk;
 	return p;
 }
 
-// score[h][j..j+3] = q[h] . k[j..j+3] for n queries, n <= 4.
-INL void scores_of(int n, const float *const *q, int64_t dim, const float *k, int64_t ldk, float *score) {
-	vf acc[4][4];
-#pragma GCC unroll 4
-	for (int h = 0; h < n; h++)
-#pragma GCC unroll 4
-		for (int j = 0; j < 4; j++)
-			acc[h][j] = (vf){0};
-	for (int64_t i = 0; i < dim; i += W) {
-		vf kv[4];
-#pragma GCC unroll 4
-		for (int j = 0; j < 4; j++)
-			kv[j] = v_load(k + j * ldk + i, dim - i);
-#pragma GCC unroll 4
-		for (int h = 0; h < n; h++) {
-			vf qv = v_load(q[h] + i, dim - i);
-#pragma GCC unroll 4
-			for (int j = 0; j < 4; j++)
-				acc[h][j] = v_fma(qv, kv[j], acc[h][j]);
-		}
-	}
-#pragma GCC unroll 4
-	for (int h = 0; h < n; h++)
-		v_store_sums(score + h * PAGE, acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
-}
-
-// p[h].acc[i..] = sum over j of score[h][j] * v[j][i..] for n heads and `vecs`
-// whole vectors, or one that may be partial.
-INL void values_of(int n, int vecs, const float *score, int64_t from, int64_t to, const float *v, int64_t ldv, int64_t left, partial *p, int64_t i) {
-	vf acc[4][4];
-#pragma GCC unroll 4
-	for (int h = 0; h < n; h++)
-#pragma GCC unroll 4
-		for (int c = 0; c < vecs; c++)
-			acc[h][c] = (vf){0};
+static kv_page page_decode(const sb_kv *kv, int64_t page, int64_t head, int64_t from, int64_t to, float *buf) {
+	const int64_t kd = kv->kdim, vd = kv->vdim, kp = padded(kd), vp = padded(vd);
+	float *kbuf = buf, *vbuf = kv->v ? buf + PAGE * kp : buf;
 	for (int64_t j = from; j < to; j++) {
-		vf x[4];
-#pragma GCC unroll 4
-		for (int c = 0; c < vecs; c++)
-			x[c] = vecs > 1 ? v_ld(v + j * ldv + i + c * W) : v_load(v + j * ldv + i, left);
-#pragma GCC unroll 4
-		for (int h = 0; h < n; h++) {
-			vf e = v_set(score[h * PAGE + j]);
-#pragma GCC unroll 4
-			for (int c = 0; c < vecs; c++)
-				acc[h][c] = v_fma(e, x[c], acc[h][c]);
-		}
+		kv_load(kv, kv_at(kv, kv->k, kv->kpage, kd, page, head, j), kd, kbuf + j * kp);
+		if (kv->v)
+			kv_load(kv, kv_at(kv, kv->v, kv->vpage, vd, page, head, j), vd, vbuf + j * vp);
 	}
-#pragma GCC unroll 4
-	for (int h = 0; h < n; h++)
-#pragma GCC unroll 4
-		for (int c = 0; c < vecs; c++)
-			if (vecs > 1)
-				v_st(p[h].acc + i + c * W, acc[h][c]);
-			else
-				v_store(p[h].acc + i, acc[h][c], left);
+	return (kv_page){(uint8_t *)kbuf, (uint8_t *)vbuf, kp * 4, (kv->v ? vp : kp) * 4};
 }
 
 // Queries that share a loaded vector: as many as the registers hold.
 #if defined(SB_AVX512) || defined(SB_NEON)
 enum { QUERY_TILE = 4 };
 #else
-enum { QUERY_TILE = 2 };
+enum { QUERY_TILE = 3 };
 #endif
+
+INL int64_t query_tile(int64_t left) { return left == QUERY_TILE + 1 ? 2 : min64(QUERY_TILE, left); }
+
+// A vector of elements i and up of a row.
+INL vf kv_vector(int dtype, const uint8_t *p, int64_t i) { return dtype == SB_F16 ? v_half(p + 2 * i) : dtype == SB_BF16 ? v_bhalf(p + 2 * i) : v_ld(p + 4 * i); }
+
+// score[h][0..3] = q[h] . k[0..3] for n queries. Only rows of float32 may end
+// within a vector.
+INL void scores_of(int n, int dtype, const float *const *q, int64_t dim, const uint8_t *k, int64_t ldk, float *score) {
+	vf acc[4][4];
+#pragma GCC unroll 4
+	for (int h = 0; h < n; h++)
+#pragma GCC unroll 4
+		for (int j = 0; j < 4; j++)
+			acc[h][j] = (vf){0};
+	int64_t i = 0;
+	for (; i + W <= dim; i += W) {
+		vf qv[4];
+#pragma GCC unroll 4
+		for (int h = 0; h < n; h++)
+			qv[h] = v_ld(q[h] + i);
+#pragma GCC unroll 4
+		for (int j = 0; j < 4; j++) {
+			vf kv = kv_vector(dtype, k + j * ldk, i);
+#pragma GCC unroll 4
+			for (int h = 0; h < n; h++)
+				acc[h][j] = v_fma(qv[h], kv, acc[h][j]);
+		}
+	}
+	if (dtype == SB_F32 && i < dim)
+#pragma GCC unroll 4
+		for (int h = 0; h < n; h++)
+#pragma GCC unroll 4
+			for (int j = 0; j < 4; j++)
+				acc[h][j] = v_fma(v_ldn(q[h] + i, dim - i), v_ldn((const float *)(k + j * ldk) + i, dim - i), acc[h][j]);
+#pragma GCC unroll 4
+	for (int h = 0; h < n; h++)
+		v_store_sums(score + h * PAGE, acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
+}
+
+// acc[h][i..] = sum over j of score[h][j] * v[j][i..] for n heads and `vecs` whole
+// vectors, or one of which `left` elements remain.
+INL void values_of(int n, int vecs, int dtype, const float *score, int64_t from, int64_t to, const uint8_t *v, int64_t ldv, int64_t left, float *const *acc, int64_t i) {
+	vf sum[4][4];
+#pragma GCC unroll 4
+	for (int h = 0; h < n; h++)
+#pragma GCC unroll 4
+		for (int c = 0; c < vecs; c++)
+			sum[h][c] = (vf){0};
+	for (int64_t j = from; j < to; j++) {
+		vf e[4];
+#pragma GCC unroll 4
+		for (int h = 0; h < n; h++)
+			e[h] = v_set(score[h * PAGE + j]);
+#pragma GCC unroll 4
+		for (int c = 0; c < vecs; c++) {
+			vf x = left ? v_ldn((const float *)(v + j * ldv) + i, left) : kv_vector(dtype, v + j * ldv, i + c * W);
+#pragma GCC unroll 4
+			for (int h = 0; h < n; h++)
+				sum[h][c] = v_fma(e[h], x, sum[h][c]);
+		}
+	}
+#pragma GCC unroll 4
+	for (int h = 0; h < n; h++)
+#pragma GCC unroll 4
+		for (int c = 0; c < vecs; c++)
+			if (left)
+				v_stn(acc[h] + i, sum[h][c], left);
+			else
+				v_st(acc[h] + i + c * W, sum[h][c]);
+}
 
 #define QUERIES(n, call)                     \
 	switch (n) {                         \
 	case 1: call(1); break;              \
 	case 2: call(2); break;              \
-	case 3: call(QUERY_TILE - 1); break; \
+	case 3: call(3); break;              \
 	case 4: call(QUERY_TILE); break;     \
 	}
+
+// Partial softmax sums of n queries: largest score, sum of exp(score - max), and
+// the weighted sum of values. (max and sum: room for whole vectors.)
+typedef struct {
+	float *max, *sum;
+	float **acc;
+} partials;
+
+// Scores of one query on a page become weights. It sees [from, to).
+static void soften(const sb_attention *a, float *s, int64_t from, int64_t to, float *max, float *sum) {
+	vf t[PAGE / W], m = v_set(-INFINITY), total = {0};
+	if (to - from < PAGE) {
+		for (int64_t j = 0; j < from; j++)
+			s[j] = -INFINITY;
+		for (int64_t j = to; j < PAGE; j++)
+			s[j] = -INFINITY;
+	}
+#pragma GCC unroll 16
+	for (int j = 0; j < PAGE / W; j++) {
+		t[j] = v_ld(s + j * W) * a->scale;
+		if (a->softcap > 0)
+			t[j] = v_select(t[j] > -INFINITY, a->softcap * v_tanh(t[j] / a->softcap), t[j]);
+		m = v_max(t[j], m);
+	}
+	const float top = v_top(m);
+#pragma GCC unroll 16
+	for (int j = 0; j < PAGE / W; j++) {
+		vf e = v_weight(t[j] - top);
+		v_st(s + j * W, e);
+		total += e;
+	}
+	*max = top;
+	*sum = v_sum(total);
+}
 
 // Query i sees positions [from[i], to[i]) of a page; n of them, which all lie in
 // the loaded [first, last). Rows that are loaded but not visible do no harm to
 // scores, which are overwritten, and are not read as values.
-static void attend_page(const sb_attention *a, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, const kv_page *kv, int64_t first, int64_t last, partial *p, float *score) {
+INL void attend(int dtype, const sb_attention *a, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, const kv_page *kv, const kv_page *next, int64_t first, int64_t last, partials p, float *score) {
 	const int64_t kd = a->kv.kdim, vd = a->kv.vdim;
 	for (int64_t i = 0, m; i < n; i += m) {
-		m = min64(QUERY_TILE, n - i);
+		m = query_tile(n - i);
 		for (int64_t j = first & ~3; j < last; j += 4) {
-			const float *k = kv->k + j * kv->ldk;
+			const uint8_t *k = kv->k + j * kv->ldk;
 			float *s = score + i * PAGE + j;
-#define SCORES(m) scores_of(m, q + i, kd, k, kv->ldk, s)
+			if (i == 0) {
+				for (int64_t b = 0; b < 4 * next->ldk; b += 64)
+					__builtin_prefetch(next->k + j * next->ldk + b);
+				for (int64_t b = 0; b < 4 * next->ldv; b += 64)
+					__builtin_prefetch(next->v + j * next->ldv + b);
+			}
+#define SCORES(m) scores_of(m, dtype, q + i, kd, k, kv->ldk, s)
 			QUERIES(m, SCORES)
 		}
 	}
-	for (int64_t i = 0; i < n; i++) {
-		float *s = score + i * PAGE;
-		for (int64_t j = 0; j < PAGE; j += W) {
-			vf t = v_ld(s + j) * a->scale;
-			if (a->softcap > 0)
-				t = a->softcap * v_tanh(t / a->softcap);
-			v_st(s + j, t);
-		}
-		for (int64_t j = 0; j < from[i]; j++)
-			s[j] = -INFINITY;
-		for (int64_t j = to[i]; j < PAGE; j++)
-			s[j] = -INFINITY;
-		const float m = largest(s, PAGE);
-		vf sum = {0};
-		for (int64_t j = 0; j < PAGE; j += W) {
-			vf e = v_exp(v_ld(s + j) - m);
-			v_st(s + j, e);
-			sum += e;
-		}
-		p[i].max = m;
-		p[i].sum = v_sum(sum);
-	}
+	for (int64_t i = 0; i < n; i++)
+		soften(a, score + i * PAGE, from[i], to[i], p.max + i, p.sum + i);
 	for (int64_t i = 0, m; i < n; i += m) {
 		const float *s = score + i * PAGE;
-		for (m = 1; m < QUERY_TILE && i + m < n && from[i + m] == from[i] && to[i + m] == to[i];)
+		const int64_t most = query_tile(n - i);
+		for (m = 1; m < most && from[i + m] == from[i] && to[i + m] == to[i];)
 			m++;
 		int64_t c = 0;
 		for (; c + 4 * W <= vd; c += 4 * W) {
-#define VALUES(m) values_of(m, 4, s, from[i], to[i], kv->v, kv->ldv, 0, p + i, c)
+#define VALUES(m) values_of(m, 4, dtype, s, from[i], to[i], kv->v, kv->ldv, 0, p.acc + i, c)
 			QUERIES(m, VALUES)
 		}
 		for (; c < vd; c += W)
 			for (int64_t one = 0; one < m; one++)
-				values_of(1, 1, s + one * PAGE, from[i], to[i], kv->v, kv->ldv, vd - c, p + i + one, c);
+				if (vd - c >= W)
+					values_of(1, 1, dtype, s + one * PAGE, from[i], to[i], kv->v, kv->ldv, 0, p.acc + i + one, c);
+				else
+					values_of(1, 1, SB_F32, s + one * PAGE, from[i], to[i], kv->v, kv->ldv, vd - c, p.acc + i + one, c);
 	}
+}
+
+// after: the page that comes next, -1 = none.
+static void attend_page(const sb_attention *a, int64_t page, int64_t after, int64_t head, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, int64_t first, int64_t last, partials p, float *score, float *buf) {
+	const sb_kv *kv = &a->kv;
+	const int whole = kv->kdim % W == 0 && kv->vdim % W == 0;
+	kv_page at = page_of_head(kv, page, head), next = page_of_head(kv, after < 0 ? page : after, head);
+	if (!kv->bits && kv->dtype == SB_F32)
+		attend(SB_F32, a, n, q, from, to, &at, &next, first, last, p, score);
+	else if (!kv->bits && kv->dtype == SB_F16 && n <= 2 * QUERY_TILE && whole) // few use each element: decoded on the way
+		attend(SB_F16, a, n, q, from, to, &at, &next, first, last, p, score);
+	else {
+		at = page_decode(kv, page, head, first, last, buf);
+		attend(SB_F32, a, n, q, from, to, &at, &next, first, last, p, score);
+	}
+}
+
+// How W sums so far and W more meet: the factors of both.
+INL void meet(float *max, float *sum, const float *max2, const float *sum2, float *factor, float *factor2) {
+	vf a = v_ld(max), b = v_ld(max2), m = v_max(a, b), ea = v_weight(a - m), eb = v_weight(b - m);
+	v_st(max, m);
+	v_st(sum, v_ld(sum) * ea + v_ld(sum2) * eb);
+	v_st(factor, ea);
+	v_st(factor2, eb);
+}
+
+INL void add_scaled(float *a, float ea, const float *b, float eb, int64_t n) {
+	for (int64_t i = 0; i < n; i += W)
+		v_store(a + i, v_fma(v_load(a + i, n - i), v_set(ea), v_load(b + i, n - i) * eb), n - i);
 }
 
 INL void visible(const sb_attention *a, int64_t r, int64_t *lo, int64_t *hi) {
@@ -295,15 +343,17 @@ INL void visible(const sb_attention *a, int64_t r, int64_t *lo, int64_t *hi) {
 	*hi = max64(*lo, min64(irow(a->hi, 0)[r], end));
 }
 
-INL partial start_of(const sb_attention *a, int64_t h, float *out) {
+// The sums of query head h of a row before any page; the values are summed in out.
+INL void start_of(const sb_attention *a, int64_t h, float *out, float *max, float *sum) {
 	memset(out, 0, a->kv.vdim * 4);
-	return a->sinks.p ? (partial){row(a->sinks, 0)[h], 1, out} : (partial){-INFINITY, 0, out};
+	*max = a->sinks.p ? row(a->sinks, 0)[h] : -INFINITY;
+	*sum = a->sinks.p ? 1 : 0;
 }
 
-INL void end_of(partial *w, int64_t n) {
-	if (w->sum > 0)
+INL void end_of(float *out, float sum, int64_t n) {
+	if (sum > 0)
 		for (int64_t i = 0; i < n; i += W)
-			v_store(w->acc + i, v_load(w->acc + i, n - i) / w->sum, n - i);
+			v_store(out + i, v_load(out + i, n - i) / sum, n - i);
 }
 
 INL float *part_at(const sb_attention *a, int64_t r, int64_t h, int64_t block) {
@@ -317,14 +367,17 @@ INL float *part_at(const sb_attention *a, int64_t r, int64_t h, int64_t block) {
 static void run_attention(const void *args, int64_t chunk, uint8_t *scratch) {
 	const sb_attention *a = args;
 	const int64_t split = chunk % a->splits, head = chunk / a->splits % a->kv.heads, tile = chunk / a->splits / a->kv.heads;
-	const int64_t g = a->per, vd = a->kv.vdim, kd = a->kv.kdim, end = min64((tile + 1) * a->rows, a->q.rows), most = a->rows * g;
-	partial *whole = (partial *)scratch, *p = whole + most;
-	const float **q = (const float **)(p + most);
-	int32_t *from_row = (int32_t *)(q + most); // which query of the chunk
-	uint8_t *from = (uint8_t *)(from_row + most), *to = from + most;
-	float *accs = (float *)(scratch + (most * (2 * sizeof(partial) + sizeof(float *) + 8) + 63) / 64 * 64);
-	float *score = accs + most * padded(vd), *buf = score + most * PAGE;
+	const int64_t g = a->per, vd = a->kv.vdim, kd = a->kv.kdim, end = min64((tile + 1) * a->rows, a->q.rows), most = (a->rows * g + 15) / 16 * 16;
+	// Of all queries: the sums so far. Of those that see a page: which query (its
+	// sums and where its values go), its range, the sums on the page.
+	float *max = (float *)scratch, *sum = max + most, *emax = sum + most, *esum = emax + most, *factor = esum + most, *factor2 = factor + most;
+	partials p = {factor2 + most, factor2 + 2 * most, (float **)(factor2 + 3 * most)};
+	const float **q = (const float **)(p.acc + most);
+	int32_t *of = (int32_t *)(q + most);
+	uint8_t *from = (uint8_t *)(of + most), *to = from + most;
+	float *accs = (float *)(to + most), *score = accs + most * padded(vd), *buf = score + most * PAGE;
 	memset(score, 0, most * PAGE * 4);
+	memset(scratch, 0, 8 * most * sizeof(float)); // vectors may have more lanes than there are queries
 	for (int64_t r0 = tile * a->rows, r1; r0 < end; r0 = r1) {
 		const int64_t segment = irow(a->of, 0)[r0];
 		int64_t lo[SB_ATTN_ROWS], hi[SB_ATTN_ROWS], first = INT64_MAX, last = 0; // blocks that any row sees
@@ -336,7 +389,7 @@ static void run_attention(const void *args, int64_t chunk, uint8_t *scratch) {
 				last = max64(last, (hi[i] + PAGE - 1) / PAGE);
 			}
 			for (int64_t h = 0; h < g && a->splits == 1; h++)
-				whole[i * g + h] = start_of(a, head * g + h, row(a->out, r1) + (head * g + h) * vd);
+				start_of(a, head * g + h, row(a->out, r1) + (head * g + h) * vd, max + i * g + h, sum + i * g + h);
 		}
 		const int64_t blocks = last > first ? last - first : 0;
 		for (int64_t b = first + blocks * split / a->splits, bend = first + blocks * (split + 1) / a->splits; blocks > 0 && b < bend; b++) {
@@ -350,27 +403,35 @@ static void run_attention(const void *args, int64_t chunk, uint8_t *scratch) {
 				high = max64(high, rto);
 				for (int64_t h = 0; h < g; h++, n++) {
 					q[n] = row(a->q, r0 + i) + (head * g + h) * kd;
-					from_row[n] = (int32_t)(i * g + h);
+					of[n] = (int32_t)(i * g + h);
 					from[n] = (uint8_t)rfrom;
 					to[n] = (uint8_t)rto;
-					p[n] = (partial){0, -1, a->splits > 1 ? part_at(a, r0 + i, head * g + h, b) + 2 : accs + n * padded(vd)};
+					p.acc[n] = a->splits > 1 ? part_at(a, r0 + i, head * g + h, b) + 2 : accs + n * padded(vd);
+					p.sum[n] = -1; // not seen
 				}
 			}
-			if (page >= 0 && n > 0) {
-				const kv_page kv = page_load(&a->kv, page, head, low, high, buf);
-				attend_page(a, n, q, from, to, &kv, low, high, p, score);
+			if (page >= 0 && n > 0)
+				attend_page(a, page, b + 1 < bend ? page_of(a->table, &a->kv, segment, b + 1) : -1, head, n, q, from, to, low, high, p, score, buf);
+			if (a->splits > 1) {
+				for (int64_t i = 0; i < n; i++) {
+					p.acc[i][-2] = p.max[i];
+					p.acc[i][-1] = p.sum[i];
+				}
+				continue;
 			}
+			if (page < 0)
+				continue;
+			for (int64_t i = 0; i < n; i++)
+				emax[i] = max[of[i]], esum[i] = sum[of[i]];
+			for (int64_t i = 0; i < n; i += W)
+				meet(emax + i, esum + i, p.max + i, p.sum + i, factor + i, factor2 + i);
 			for (int64_t i = 0; i < n; i++) {
-				if (a->splits > 1) {
-					float *part = part_at(a, r0 + from_row[i] / g, head * g + from_row[i] % g, b);
-					part[0] = p[i].max;
-					part[1] = p[i].sum;
-				} else if (page >= 0)
-					merge(&whole[from_row[i]], &p[i], vd);
+				max[of[i]] = emax[i], sum[of[i]] = esum[i];
+				add_scaled(row(a->out, r0 + of[i] / g) + (head * g + of[i] % g) * vd, factor[i], p.acc[i], factor2[i], vd);
 			}
 		}
 		for (int64_t i = 0; i < (r1 - r0) * g && a->splits == 1; i++)
-			end_of(&whole[i], vd);
+			end_of(row(a->out, r0 + i / g) + (head * g + i % g) * vd, sum[i], vd);
 	}
 }
 
@@ -381,12 +442,15 @@ static void run_attnmerge(const void *args, int64_t chunk, uint8_t *scratch) {
 	const int64_t r = chunk / a->heads, h = chunk % a->heads, vd = a->kv.vdim;
 	int64_t lo, hi;
 	visible(a, r, &lo, &hi);
-	partial whole = start_of(a, h, row(a->out, r) + h * vd);
+	float *out = row(a->out, r) + h * vd, max[W] = {0}, sum[W] = {0}, max2[W] = {0}, sum2[W] = {0}, factor[W], factor2[W];
+	start_of(a, h, out, max, sum);
 	for (int64_t b = lo / PAGE; b * PAGE < hi; b++) {
-		float *part = part_at(a, r, h, b);
-		partial p = {part[0], part[1], part + 2};
-		if (!(p.sum < 0))
-			merge(&whole, &p, vd);
+		const float *part = part_at(a, r, h, b);
+		if (part[1] < 0)
+			continue;
+		max2[0] = part[0], sum2[0] = part[1];
+		meet(max, sum, max2, sum2, factor, factor2);
+		add_scaled(out, factor[0], part + 2, factor2[0], vd);
 	}
-	end_of(&whole, vd);
+	end_of(out, sum[0], vd);
 }

@@ -126,21 +126,21 @@ INL int part_of_linear(const sb_linear *a, int64_t chunk, linear_part *l) {
 }
 
 #if defined(SB_INT8)
-// Outputs [o, o+n) of m rows from row i on: z and u hold W numbers each.
-static void finish8(const sb_linear *a, const linear_part *l, int64_t i, int64_t m, int64_t o, int64_t n, float *z, float *u, float *buf) {
+// Outputs [o, o+n) of m rows from row i on, one vector of z and of u each.
+static void finish8(const sb_linear *a, const linear_part *l, int64_t i, int64_t m, int64_t o, int64_t n, vf *z, vf *u, float *buf) {
 	const int plain = n == W && !a->ad.b && !a->upad.b && !a->bias.p && !a->upbias.p;
-	for (int64_t j = 0; j < m; j++, z += W, u += W) {
+	for (int64_t j = 0; j < m; j++) {
 		const int64_t r = l->pairs ? l->pairs[i + j] : i + j;
 		float *out = row(a->out, r) + o;
 		if (!plain) {
-			epilogue(a, r, l->matrix, o, n, z, u, out, buf);
+			epilogue(a, r, l->matrix, o, n, (float *)(z + j), (float *)(u + j), out, buf);
 			continue;
 		}
-		vf y = v_ld(z);
+		vf y = z[j];
 		if (a->act == SB_ACT_SWIGLU)
-			y = v_silu(y) * v_ld(u);
+			y = v_silu(y) * u[j];
 		else if (a->act != SB_ACT_NONE)
-			y = v_act(a->act, y, a->up ? v_ld(u) : y);
+			y = v_act(a->act, y, a->up ? u[j] : y);
 		y = y * a->scale;
 		if (a->res.p)
 			y += v_ld(row(a->res, r) + o);
@@ -148,62 +148,41 @@ static void finish8(const sb_linear *a, const linear_part *l, int64_t i, int64_t
 	}
 }
 
-// Bytes of scratch of a block unpacked.
-INL int64_t wide_bytes(int64_t cols) { return cols * W + cols / 32 * 4 * sizeof(vf); }
-
-INL void wide_init(const sb_weight *w, int64_t matrix, int64_t o, wide_block to) {
-	unpack_block(w, (const uint8_t *)w->packed + matrix * w->packed_batch + o / W * w->packed_block, to);
-#if defined(SB_AMX)
-	if (code_signed(w->code))
-		for (int64_t i = 0; i < w->cols * W; i += 4 * W)
-			*(vb_any *)(to.codes + i) ^= 128;
-	__asm__ volatile("" ::: "memory"); // loads of tiles do not say what they read
-#endif
-}
+INL const uint8_t *block_at(const sb_weight *w, int64_t matrix, int64_t o) { return (const uint8_t *)w->packed + matrix * w->packed_batch + o / W * w->packed_block; }
 
 static void run_linear8(const sb_linear *a, int64_t chunk, uint8_t *scratch) {
 	const sb_weight *w = (const sb_weight *)a->w, *up = (const sb_weight *)a->up;
 	linear_part l;
 	if (!part_of_linear(a, chunk, &l))
 		return;
-	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows), size = wide_bytes(w->cols);
-	wide_block wide = {scratch, (vf_any *)(scratch + w->cols * W)}, wide_up = {scratch + size, (vf_any *)(scratch + size + w->cols * W)};
-	float *abuf = (float *)(scratch + 2 * size);
-	float z[8 * W] __attribute__((aligned(64))), u[8 * W] __attribute__((aligned(64)));
-	const int8_t *q = (const int8_t *)a->q;
-	const int unpacked = l.rows >= 2 * WIDE;
-	for (int64_t o = o0; o < o1; o += W) {
-		const int64_t n = min64(W, o1 - o);
-		int64_t i = 0;
-		if (unpacked) {
-			wide_init(w, l.matrix, o, wide);
+	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows);
+	vf z[PANEL], u[PANEL];
+	for (int64_t i = 0, m; i < l.rows; i += m) {
+		const record *x[PANEL];
+		m = min64(PANEL, l.rows - i);
+		for (int64_t j = 0; j < m; j++) // HeadLinear never comes here
+			x[j] = (const record *)(a->q + (l.pairs ? l.pairs[i + j] / a->x_div : i + j) * a->q_row);
+		for (int64_t o = o0; o < o1; o += W) {
+			packed_block(w, block_at(w, l.matrix, o), m, x, z);
 			if (up)
-				wide_init(up, l.matrix, o, wide_up);
-		}
-		for (int64_t m; i < l.rows; i += m) {
-			const int8_t *x[8];
-			const int full = unpacked && l.rows - i >= WIDE;
-			const int64_t tall = full ? WIDE : int8_rows(w->code, l.rows - i);
-			m = min64(tall, l.rows - i);
-			for (int64_t j = 0; j < tall; j++) { // HeadLinear never comes here
-				const int64_t r = i + min64(j, m - 1);
-				x[j] = q + (l.pairs ? l.pairs[r] / a->x_div : r) * a->q_row;
-			}
-			if (full) {
-				wide_tile(w, wide, x, z, W);
-				if (up)
-					wide_tile(up, wide_up, x, u, W);
-			} else {
-				packed_tile((int)tall, w, (const uint8_t *)w->packed + l.matrix * w->packed_batch + o / W * w->packed_block, x, z, W);
-				if (up)
-					packed_tile((int)tall, up, (const uint8_t *)up->packed + l.matrix * up->packed_batch + o / W * up->packed_block, x, u, W);
-			}
-			finish8(a, &l, i, m, o, n, z, u, abuf);
+				packed_block(up, block_at(up, l.matrix, o), m, x, u);
+			finish8(a, &l, i, m, o, min64(W, o1 - o), z, u, (float *)scratch);
 		}
 	}
 }
 
 #if defined(SB_AMX)
+// Bytes of scratch of a block unpacked.
+INL int64_t wide_bytes(int64_t cols) { return cols * W + cols / 32 * 4 * sizeof(vf); }
+
+INL void wide_init(const sb_weight *w, int64_t o, wide_block to) {
+	unpack_block(w, block_at(w, 0, o), to);
+	if (code_signed(w->code))
+		for (int64_t i = 0; i < w->cols * W; i += 4 * W)
+			*(vb_any *)(to.codes + i) ^= 128;
+	__asm__ volatile("" ::: "memory"); // loads of tiles do not say what they read
+}
+
 // From twelve rows on; the level below does the rest.
 static void run_amx(const void *args, int64_t chunk, uint8_t *scratch) {
 	const sb_linear *a = args;
@@ -217,13 +196,13 @@ static void run_amx(const void *args, int64_t chunk, uint8_t *scratch) {
 	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows), size = wide_bytes(w->cols);
 	wide_block wide = {scratch, (vf_any *)(scratch + w->cols * W)}, wide_up = {scratch + size, (vf_any *)(scratch + size + w->cols * W)};
 	float *abuf = (float *)(scratch + 2 * size);
-	float z[AMX_ROWS * W] __attribute__((aligned(64))), u[AMX_ROWS * W] __attribute__((aligned(64)));
-	const int8_t *q = (const int8_t *)a->q;
+	vf z[AMX_ROWS], u[AMX_ROWS];
+	const uint8_t *q = (const uint8_t *)a->q;
 	amx_begin();
 	for (int64_t o = o0; o < o1; o += W) {
-		wide_init(w, 0, o, wide);
+		wide_init(w, o, wide);
 		if (up)
-			wide_init(up, 0, o, wide_up);
+			wide_init(up, o, wide_up);
 		for (int64_t i = 0; i < l.rows; i += AMX_ROWS) { // rows of x are padded to sixteen
 			amx_tile(w, wide, q + i * a->q_row, a->q_row, z);
 			if (up)

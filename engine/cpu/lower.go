@@ -362,7 +362,7 @@ func (l *lowerer) quantized(x compute.View, ws ...*compute.Weight) (C.uintptr_t,
 	}
 	v := view(x)
 	if v != l.quantOf {
-		l.quantAt = C.int64_t((x.Cols + x.Cols/32*20 + 63) / 64 * 64)
+		l.quantAt = C.int64_t(x.Cols * 2) // a record of int8.h for each 32
 		q, err := l.quant.get((x.Rows + quantRows - 1) / quantRows * quantRows * int(l.quantAt))
 		if err != nil {
 			return 0, 0, err
@@ -606,12 +606,17 @@ func (l *lowerer) attention(o compute.Attention) error {
 	// Rows share the decoded pages: many where there are many, but the scores of all
 	// their heads must stay in the cache.
 	rows := 4
-	if o.Rows.N > C.SB_ATTN_ROWS {
-		rows = min(max(64/per, rows), C.SB_ATTN_ROWS)
+	if o.Rows.N > rows {
+		rows = 8
 	}
+	if o.Rows.N > C.SB_ATTN_ROWS {
+		rows = C.SB_ATTN_ROWS
+	}
+	rows = max(min(rows, 64/per), 1)
 	c.rows = C.int64_t(rows)
-	// Each query's partials, addresses, sum and scores; a page of K and of V.
-	l.need(rows*per*(16+padded(o.KV.VDim)+compute.PageSize) + compute.PageSize*(padded(o.KV.KDim)+padded(o.KV.VDim)) + 64)
+	// Each query's sums, addresses, values and scores; a page of K and of V.
+	queries := (rows*per + 15) / 16 * 16
+	l.need(queries*(15+padded(o.KV.VDim)+compute.PageSize) + compute.PageSize*(padded(o.KV.KDim)+padded(o.KV.VDim)) + 64)
 	// Few rows over many pages: cut the pages too.
 	const most = 1 << 26
 	work, blocks := (o.Rows.N+rows-1)/rows*o.KV.Heads, o.Pages.Table.Cols

@@ -28,23 +28,31 @@ INL vf v_select(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi
 INL vf v_abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
 
 // v_min and v_max return b when either is NaN. v_half, v_bhalf and v_bytes widen
-// W float16, bfloat16 or unsigned byte elements; v_store_half rounds to float16;
-// v_store_codes stores the low bytes of small integers. v_top is the largest of
-// numbers that are not NaN.
+// W float16, bfloat16 or unsigned byte elements; v_store_half rounds to float16.
+// v_top is the largest of numbers that are not NaN; v_maxi and v_topi: the larger,
+// the largest integer. v_store_codes stores 32 small
+// integers as bytes, and the sums of each half of them.
 #if defined(SB_AVX512)
 INL vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INL vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 INL vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INL vf v_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INL void v_store_half(void *p, vf v) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, 0)); }
-INL void v_store_codes(int8_t *p, vi v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v)); }
+INL float v_top(vf v) { return _mm512_reduce_max_ps(v); }
+INL vi v_maxi(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+INL int32_t v_topi(vi v) { return _mm512_reduce_max_epi32((__m512i)v); }
+INL void v_store_codes(int8_t *p, const vi *v, int32_t *sums) {
+	for (int h = 0; h < 2; h++) {
+		_mm_storeu_si128((__m128i *)p + h, _mm512_cvtepi32_epi8((__m512i)v[h]));
+		sums[h] = _mm512_reduce_add_epi32((__m512i)v[h]);
+	}
+}
 INL vf v_bhalf(const void *p) { return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16); }
 INL vf v_bytes(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 INL vf v_ldn(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
 INL void v_stn(float *p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
 INL vi v_bytes_int(const void *p) { return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INL vf v_sbytes(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
-INL float v_top(vf v) { return _mm512_reduce_max_ps(v); }
 // v_sum4 returns the sums of four vectors; v_sum has the same order of additions:
 // (0+2)+(1+3) in each quarter, then the quarters alike.
 INL __m128 v_sum4(vf a, vf b, vf c, vf d) {
@@ -60,19 +68,31 @@ INL vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 INL vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INL vf v_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 INL void v_store_half(void *p, vf v) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, 0)); }
-INL void v_store_codes(int8_t *p, vi v) {
-	__m128i h = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
-	_mm_storel_epi64((__m128i *)p, _mm_packs_epi16(h, h));
-}
-INL vf v_bhalf(const void *p) { return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16); }
-INL vf v_bytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
-INL vi v_bytes_int(const void *p) { return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
-INL vf v_sbytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
 INL float v_top(vf v) {
 	__m128 h = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
 	h = _mm_max_ps(h, _mm_movehl_ps(h, h));
 	return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
 }
+INL vi v_maxi(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+INL int32_t v_topi(vi v) {
+	__m128i h = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+	h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+	return _mm_cvtsi128_si32(_mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+}
+INL void v_store_codes(int8_t *p, const vi *v, int32_t *sums) {
+	__m256i h = _mm256_packs_epi16(_mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]), _mm256_packs_epi32((__m256i)v[2], (__m256i)v[3]));
+	h = _mm256_permutevar8x32_epi32(h, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+	_mm256_storeu_si256((__m256i *)p, h);
+	h = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), h), _mm256_set1_epi16(1)); // a half in each half
+	h = _mm256_add_epi32(h, _mm256_shuffle_epi32(h, 0x4e));
+	h = _mm256_add_epi32(h, _mm256_shuffle_epi32(h, 0xb1));
+	sums[0] = _mm256_cvtsi256_si32(h);
+	sums[1] = _mm256_extract_epi32(h, 4);
+}
+INL vf v_bhalf(const void *p) { return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16); }
+INL vf v_bytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+INL vi v_bytes_int(const void *p) { return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+INL vf v_sbytes(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
 // v_sum4 returns the sums of four vectors; v_sum has the same order of additions:
 // (0+2)+(1+3) in each half, then the halves.
 INL __m128 v_sum4(vf a, vf b, vf c, vf d) {
@@ -94,10 +114,15 @@ INL void v_store_half(void *p, vf v) {
 	uint16x4_t h = vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v));
 	memcpy(p, &h, sizeof h);
 }
-INL void v_store_codes(int8_t *p, vi v) {
-	int16x4_t h = vmovn_s32((int32x4_t)v);
-	int8x8_t b = vmovn_s16(vcombine_s16(h, h));
-	memcpy(p, &b, 4);
+INL float v_top(vf v) { return vmaxvq_f32((float32x4_t)v); }
+INL vi v_maxi(vi a, vi b) { return (vi)vmaxq_s32((int32x4_t)a, (int32x4_t)b); }
+INL int32_t v_topi(vi v) { return vmaxvq_s32((int32x4_t)v); }
+INL void v_store_codes(int8_t *p, const vi *v, int32_t *sums) {
+	for (int h = 0; h < 2; h++, v += 4) {
+		int16x8_t a = vcombine_s16(vmovn_s32((int32x4_t)v[0]), vmovn_s32((int32x4_t)v[1])), b = vcombine_s16(vmovn_s32((int32x4_t)v[2]), vmovn_s32((int32x4_t)v[3]));
+		vst1q_s8(p + 16 * h, vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
+		sums[h] = vaddvq_s32((int32x4_t)(v[0] + v[1] + v[2] + v[3]));
+	}
 }
 INL vf v_bhalf(const void *p) {
 	uint16_t h[4];
@@ -120,7 +145,6 @@ INL vf v_sbytes(const void *p) {
 	memcpy(&u, p, sizeof u);
 	return (vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(u))))));
 }
-INL float v_top(vf v) { return vmaxvq_f32((float32x4_t)v); }
 INL float32x4_t v_sum4(vf a, vf b, vf c, vf d) {
 	return vpaddq_f32(vpaddq_f32((float32x4_t)a, (float32x4_t)b), vpaddq_f32((float32x4_t)c, (float32x4_t)d));
 }
@@ -133,6 +157,10 @@ INL vf v_sum4(vf a, vf b, vf c, vf d) {
 	return (vf){(a[0] + a[1]) + (a[2] + a[3]), (b[0] + b[1]) + (b[2] + b[3]), (c[0] + c[1]) + (c[2] + c[3]), (d[0] + d[1]) + (d[2] + d[3])};
 }
 INL float v_sum(vf a) { return (a[0] + a[1]) + (a[2] + a[3]); }
+INL float v_top(vf v) {
+	vf h = v_max(v, (vf){v[2], v[3], v[0], v[1]});
+	return h[0] > h[1] ? h[0] : h[1];
+}
 #endif
 
 // p[0..3] = the sums of four vectors, each with the bits of v_sum.
@@ -233,6 +261,21 @@ INL vf v_exp(vf x) {
 	return p * (vf)((half + 127) << 23) * (vf)((n - half + 127) << 23);
 }
 
+// e^x for x <= 0, and 0 below -87: never a subnormal number, which processors take
+// a hundred cycles for.
+INL vf v_weight(vf x) {
+	vf y = v_max(v_set(-87.0f), x), shifted = v_fma(y, v_set(1.44269504f), v_set(12582912.0f)), f = shifted - 12582912.0f;
+	vf r = v_fma(f, v_set(2.12194440e-4f), v_fma(f, v_set(-0.693359375f), y));
+	vf p = v_set(1.9875691500e-4f);
+	p = v_fma(p, r, v_set(1.3981999507e-3f));
+	p = v_fma(p, r, v_set(8.3334519073e-3f));
+	p = v_fma(p, r, v_set(4.1665795894e-2f));
+	p = v_fma(p, r, v_set(1.6666665459e-1f));
+	p = v_fma(p, r, v_set(5.0000001201e-1f));
+	p = (v_fma(p, r * r, r) + 1.0f) * (vf)(((vi)shifted - 0x4b400000 + 127) << 23);
+	return (vf)(~(x < -87.0f) & (vi)p);
+}
+
 INL vf v_sigmoid(vf x) { // by e^-|x|, so that small results keep their digits
 	vf e = v_exp((vf)((vi)x | (int32_t)0x80000000));
 	return v_select(x < 0.0f, e, v_set(1.0f)) / (1.0f + e);
@@ -304,9 +347,7 @@ INL float largest(const float *x, int64_t n) {
 	int64_t i = 0;
 	for (; i + W <= n; i += W)
 		m = v_max(v_ld(x + i), m);
-	float best = -INFINITY;
-	for (int l = 0; l < W; l++)
-		best = m[l] > best ? m[l] : best;
+	float best = v_top(m);
 	for (; i < n; i++)
 		best = x[i] > best ? x[i] : best;
 	return best;

@@ -95,7 +95,7 @@ static void linear(sb_weight *w, sb_weight *up, int64_t rows, int act) {
 	int64_t outs = 16 * (1 + rnd(3)), per = (w->rows + outs - 1) / outs, k = w->cols;
 	sb_view x = mat(rows, k), out = mat(rows, w->rows);
 	uintptr_t q = 0;
-	int64_t q_row = (k + k / 32 * 20 + 63) / 64 * 64;
+	int64_t q_row = k * 2;
 	if (w->packed) {
 		int64_t each = 1 + rnd(3);
 		q = (uintptr_t)block((rows + 15) / 16 * 16 * q_row);
