@@ -12,13 +12,14 @@ const (
 	recency      = 0.93 // weight of an observation against that of the one after it
 	sharedWeight = 0.02 // of an observation in what requests share
 	leastPrior   = 0.45 // a request's first drafts are worth a try
-	firstCap     = 3    // of a request, at most
+	firstCap     = 2    // of a request at most, as long as it has not tried
+	enoughTries  = 4    // so many drafts
 	fasterWeight = 0.2  // of a round's time in the estimate for its cap, if it took less,
 	slowerWeight = 0.05 // and if it took longer: what disturbs only ever adds
 	disturbed    = 4    // times the expected time: something else held the round up
 	parkMargin   = 1.02 // what drafts must gain at least
 	firstGap     = 16   // rounds to the first probe
-	shortPrior   = 0.6  // acceptance of a copy after a short match
+	shortPrior   = 0.5  // acceptance of a copy after a short match
 	longPrior    = 0.9  // and after a long one
 	firstSkip    = 4    // copies that are turned down before one is tried again
 )
@@ -56,7 +57,7 @@ func (c *Controller) Begin() *Controller {
 		return c
 	}
 	r := &Controller{costs: c.costs, maxCap: c.maxCap, park: c.park, probe: c.probe, patient: true, shared: c, gap: firstGap, depth: c.depth, request: &request{}}
-	r.best = min(r.choose(), firstCap)
+	r.best = r.choose()
 	r.p = r.acceptance()
 	return r
 }
@@ -83,6 +84,9 @@ func (c *Controller) saw(cap, accepted int, ms float64) {
 	}
 	c.p = c.acceptance()
 	s.timed(cap, c.depth, ms)
+	if c.best == 0 && cap == 0 {
+		return // only drafts tell something new about drafts
+	}
 	switch best := c.choose(); {
 	case best > 0:
 		c.best, c.gap, c.next = best, firstGap, 0
@@ -137,8 +141,11 @@ func (c *Controller) choose() int {
 		}
 		return 0
 	}
-	best, most := 1, 0.0
-	for cap := 1; cap <= c.maxCap; cap++ {
+	best, most, largest := 1, 0.0, c.maxCap
+	if c.request.drafts.tries < enoughTries {
+		largest = min(largest, firstCap)
+	}
+	for cap := 1; cap <= largest; cap++ {
 		r := rate(cap)
 		if cap == c.best {
 			r *= hysteresis

@@ -12,9 +12,10 @@ import (
 )
 
 // Measuring: timed calls per point after one to warm up, and the longest that
-// all points together may take. Points that are left out are extrapolated.
+// all points together may take, less than half of it for the widths. Points that are left out are extrapolated.
 const (
 	measureCalls  = 3
+	measureSweeps = 8 // over the widths of one sequence
 	measureDepth  = 512
 	measureBudget = 5 * time.Second
 	// farDepth is the context of the second measurement, farBytes the most memory
@@ -108,8 +109,8 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 	widths, drafter, batch := map[int]float64{}, map[int]float64{}, map[int]float64{}
 	// All widths in turn, several times: what disturbs for a while then does not
 	// make one width look dear.
-	for i := range measureCalls + 1 {
-		for w := 1; w <= widest && (i == 0 && w <= 2 || !late()); w++ {
+	for i := range measureSweeps + 1 {
+		for w := 1; w <= widest && (i == 0 && (w <= 2 || !late()) || i > 0 && r.now().Sub(began) < measureBudget/2); w++ {
 			ms, err := once(step([]*cache.Seq{g.seq}, w))
 			if err != nil {
 				return nil, err
