@@ -46,7 +46,7 @@ func examineKernels(ctx context.Context, out io.Writer, v *config) error {
 	problem := func(code, fix string, err error) {
 		r.Findings = append(r.Findings, engine.Finding{Code: code, Level: engine.LevelProblem, Message: err.Error(), Fix: fix})
 	}
-	d, err := openGPU()
+	d, err := openGPU("")
 	switch {
 	case errors.Is(err, metalkern.ErrNoDevice):
 		r.Findings = append(r.Findings, engine.Finding{Code: "no_gpu", Level: engine.LevelAttention, Message: "this machine has no GPU that Sparkbar can use, so models run on the CPU: " + err.Error(), Fix: "nothing to do; a Mac with Apple silicon has one"})

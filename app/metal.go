@@ -21,24 +21,29 @@ func metalOn(v *config, o metalkern.Trials) func() (compute.Backend, error) {
 	o.Judge = func() (compute.Backend, error) {
 		return cpu.New(cpu.Options{Threads: v.GetInt("threads"), Exact: true})
 	}
+	chip := machine.ReadChip()
+	o.Machine = fmt.Sprintf("%s, %s %s (%s), sparkbar %s", chip.Name, chip.OS, chip.OSVersion, chip.OSBuild, version)
+	archive := ""
 	if dir, err := os.UserCacheDir(); err == nil {
 		o.Dir = filepath.Join(dir, "sparkbar", "metal")
+		if os.MkdirAll(o.Dir, 0o755) == nil {
+			archive, _ = metalkern.ArchiveIn(o.Dir, o.Machine) // "" = kernels are compiled at each start
+		}
 	}
 	return func() (compute.Backend, error) {
-		d, err := openGPU()
+		d, err := openGPU(archive)
 		if err != nil {
 			return nil, err
 		}
-		chip := machine.ReadChip()
 		o := o
-		o.Machine = fmt.Sprintf("%s, %s %s (%s), sparkbar %s", d.Name(), chip.OS, chip.OSVersion, chip.OSBuild, version)
+		o.Machine = d.Name() + ", " + o.Machine
 		return metalkern.New(d, metalkern.Options{Trials: &o}), nil
 	}
 }
 
 // hasGPU reports whether there is a GPU that the Metal backend can open.
 func hasGPU() error {
-	d, err := openGPU()
+	d, err := openGPU("")
 	if err != nil {
 		return err
 	}
@@ -63,7 +68,7 @@ func drilled(v *config) (compute.Backend, error) {
 	if !metal {
 		return cpu.New(cpu.Options{Threads: v.GetInt("threads"), Exact: true})
 	}
-	d, err := openGPU()
+	d, err := openGPU("")
 	if err != nil {
 		return nil, err
 	}

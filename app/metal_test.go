@@ -60,7 +60,7 @@ func emulateGPU(t *testing.T, kernel, do string) (cache string) {
 	}
 	old := openGPU
 	t.Cleanup(func() { openGPU = old })
-	openGPU = func() (metalkern.Device, error) {
+	openGPU = func(string) (metalkern.Device, error) {
 		d, err := metaltest.NewDevice(sources, metaltest.Build{}, metaltest.Order{})
 		return &faulty{d, kernel, do, map[uint32]bool{}}, err
 	}
@@ -105,7 +105,7 @@ func TestDoctorKernels(t *testing.T) {
 		t.Fatal(books, err)
 	}
 	text, err := os.ReadFile(books[0])
-	if err != nil || !strings.Contains(string(text), "emulated, "+runtime.GOOS) || !strings.Contains(string(text), "sparkbar "+version) {
+	if err != nil || !strings.Contains(string(text), "emulated, ") || !strings.Contains(string(text), ", "+runtime.GOOS+" ") || !strings.Contains(string(text), "sparkbar "+version) {
 		t.Errorf("%.300s, %v", text, err)
 	}
 	t.Logf("%d trials of %d kernels", len(r.Trials), len(seen))

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"os/signal"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 
@@ -56,18 +57,33 @@ type plan struct {
 	Chip         telemetry.Chip          `json:"chip"`
 	WeightBytes  int64                   `json:"weight_bytes"`
 	DrafterBytes int64                   `json:"drafter_bytes,omitempty"`
+	KVBytes      int64                   `json:"kv_bytes"` // of the context
+	Copied       int64                   `json:"copied_weight_bytes"`
 	Roofline     telemetry.RooflinePoint `json:"roofline"`
 	Forwards     []planForward           `json:"forwards"`
+	Chips        []planChip              `json:"chips"`
 	Speculation  []planGain              `json:"speculation,omitempty"`
+}
+
+// planChip is the ceiling of a chip of the table.
+type planChip struct {
+	Name       string  `json:"name"`
+	GBs        float64 `json:"bandwidth_gb_s"`
+	CeilingTPS float64 `json:"ceiling_tps"`
 }
 
 // planForward is one forward pass of the target.
 type planForward struct {
-	Rows       int         `json:"rows"`
-	Dispatches int         `json:"dispatches"`
-	Barriers   int         `json:"barriers"`
-	Weights    int64       `json:"weight_bytes"`
-	Kernels    []planCount `json:"kernels"`
+	Rows       int `json:"rows"`
+	Dispatches int `json:"dispatches"`
+	Barriers   int `json:"barriers"`
+	// CommandBuffers and Calls into C are those of one forward, besides the call that
+	// waits for its end.
+	CommandBuffers float64     `json:"command_buffers"`
+	Calls          float64     `json:"cgo_calls"`
+	Weights        int64       `json:"weight_bytes"`
+	Other          int64       `json:"other_bytes"` // activations and numbers, each time they are read or written
+	Kernels        []planCount `json:"kernels"`
 }
 
 type planCount struct {
@@ -117,7 +133,16 @@ func planOf(ctx context.Context, v *config) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.KVBytes = m.KVBytesPerToken * int64(length)
+	if load.Model != demoID { // which lies in the program, wherever the linker put it
+		p.Copied = r.CopiedWeights
+	}
 	p.record(r.Lists)
+	for _, c := range telemetry.Chips() {
+		if point := telemetry.Roofline(*c.BandwidthGBs, m.Weights.ActiveBytes, m.KVBytesPerToken, length); point.CeilingTPS != nil {
+			p.Chips = append(p.Chips, planChip{strings.TrimPrefix(c.Name, "Apple "), *c.BandwidthGBs, *point.CeilingTPS})
+		}
+	}
 	if p.DrafterBytes > 0 {
 		p.speculate()
 	}
@@ -156,7 +181,11 @@ func chipOf(s string) string {
 // record keeps the largest forward (of the prompt) and that of one row.
 func (p *plan) record(lists []metalkern.Recorded) {
 	var largest, one *metalkern.Recorded
+	forwards := 0
 	for i, l := range lists {
+		if l.Rows > 0 {
+			forwards++
+		}
 		if l.Rows > 1 && (largest == nil || l.Rows > largest.Rows) {
 			largest = &lists[i]
 		}
@@ -168,7 +197,8 @@ func (p *plan) record(lists []metalkern.Recorded) {
 		if l == nil {
 			continue
 		}
-		f := planForward{Rows: l.Rows, Dispatches: len(l.Dispatches), Barriers: l.Barriers, Weights: l.Weights}
+		each := float64(len(lists)) / float64(forwards) // a list is one command buffer, encoded by one call
+		f := planForward{Rows: l.Rows, Dispatches: len(l.Dispatches), Barriers: l.Barriers, CommandBuffers: each, Calls: each, Weights: l.Weights, Other: l.Other}
 		at := map[string]int{}
 		for _, d := range l.Dispatches {
 			i, ok := at[d.Kernel]
@@ -195,19 +225,34 @@ func (p *plan) speculate() {
 	}
 }
 
+// moved is what a decode forward moves, relative to the least it must: all weights
+// of a token and the cache.
+func (p *plan) moved(f planForward) float64 {
+	return float64(f.Weights+f.Other+p.KVBytes) / float64(p.WeightBytes+p.KVBytes)
+}
+
 func (p *plan) write(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%s on an %s with %.0f GB/s\n\n", p.Model, p.Chip.Name, *p.Chip.BandwidthGBs)
-	fmt.Fprintf(w, "weights\t%.1f MB, read where they lie\n", float64(p.WeightBytes)/1e6)
+	fmt.Fprintf(w, "weights\t%.2f MB, %.2f MB of them copied\n", float64(p.WeightBytes)/1e6, float64(p.Copied)/1e6)
 	fmt.Fprintf(w, "bytes of a token\t%.1f MB with %d tokens of context\n", float64(p.Roofline.BytesPerToken)/1e6, p.Roofline.Context)
 	if p.Roofline.CeilingTPS != nil {
 		fmt.Fprintf(w, "ceiling\t%.0f tokens per second\n", *p.Roofline.CeilingTPS)
 	}
 	for _, f := range p.Forwards {
-		fmt.Fprintf(w, "\nFORWARD OF %d ROWS\tone command buffer, %d dispatches, %d barriers, %.1f MB of weights\n", f.Rows, f.Dispatches, f.Barriers, float64(f.Weights)/1e6)
+		fmt.Fprintf(w, "\nFORWARD OF %d ROWS\t%.3g command buffers, %.3g cgo calls, %d dispatches, %d barriers\n", f.Rows, f.CommandBuffers, f.Calls, f.Dispatches, f.Barriers)
+		fmt.Fprintf(w, "  bytes moved\t%.2f MB of weights, %.2f MB of activations", float64(f.Weights)/1e6, float64(f.Other)/1e6)
+		if f.Rows == 1 {
+			fmt.Fprintf(w, ", %.2f MB of KV: %.3f x (weights + KV)", float64(p.KVBytes)/1e6, p.moved(f))
+		}
+		fmt.Fprintln(w)
 		for _, k := range f.Kernels {
 			fmt.Fprintf(w, "  %s\t%d\n", k.Kernel, k.Times)
 		}
+	}
+	fmt.Fprintf(w, "\nCHIP\tGB/S\tCEILING, TOKENS/S\t(bandwidths: Apple's, as collected in mlx-dspark 0.20.3, roofline.py; the larger memory where there are two)\n")
+	for _, c := range p.Chips {
+		fmt.Fprintf(w, "%s\t%.0f\t%.0f\n", c.Name, c.GBs, c.CeilingTPS)
 	}
 	if len(p.Speculation) > 0 {
 		fmt.Fprintf(w, "\nDRAFTS\tACCEPTANCE\tTOKENS A ROUND\tSPEED\n")

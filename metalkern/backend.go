@@ -18,6 +18,7 @@ type backend struct {
 	dev     Device
 	options Options
 	choices *choices
+	pace    pace
 	trials  *rehearsal // nil: kernels run untried
 	lost    error      // the device hangs: nothing of it may be touched
 	ring    [3]slot    // programs in flight
@@ -185,6 +186,9 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 			return nil, fmt.Errorf("%s: %w", m.Name, err)
 		}
 		copy(mem.Bytes, part.bytes)
+		if r, ok := b.dev.(*Recorder); ok {
+			r.CopiedWeights += int64(len(part.bytes))
+		}
 		*part.to, w.Repacked = mem, true
 	}
 	return w, nil
@@ -233,7 +237,7 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	if b.trials != nil && !b.trials.relies(&s.lower) {
 		return compute.Done{Err: b.trials.run(b, p, stop)}, nil
 	}
-	fence, err := b.dev.Submit(&s.lower.list)
+	fence, err := b.submit(&s.lower.list)
 	if err != nil {
 		return nil, err
 	}

@@ -70,6 +70,20 @@ type trialNote struct {
 // shape names what a choice depends on besides the machine: the formats and sizes
 // of the model's weights, the kernels' sources, and how they are used.
 func (r *rehearsal) shape(o Options) (string, error) {
+	sum, err := sourcesSum()
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	fmt.Fprintln(h, sum, variants, o.Activations, o.Relaxed)
+	for _, f := range slices.Sorted(maps.Keys(r.formats)) {
+		fmt.Fprintln(h, f)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16]), nil
+}
+
+// sourcesSum is the hash of all kernel files.
+func sourcesSum() (string, error) {
 	sources, err := Sources()
 	if err != nil {
 		return "", err
@@ -78,11 +92,13 @@ func (r *rehearsal) shape(o Options) (string, error) {
 	for _, s := range sources {
 		fmt.Fprintln(h, s.Name, len(s.Text), s.Text)
 	}
-	fmt.Fprintln(h, variants, o.Activations, o.Relaxed)
-	for _, f := range slices.Sorted(maps.Keys(r.formats)) {
-		fmt.Fprintln(h, f)
-	}
-	return hex.EncodeToString(h.Sum(nil)[:16]), nil
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// short makes a file name of a text.
+func short(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:8])
 }
 
 // openBook reads what is kept; what cannot be trusted counts as nothing.
@@ -94,8 +110,7 @@ func openBook(o Trials, shape string) (*book, error) {
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("what is known of the kernels cannot be kept: %w", err)
 	}
-	name := sha256.Sum256([]byte(o.Machine + "\n" + shape))
-	b.path = filepath.Join(o.Dir, "kernels-"+hex.EncodeToString(name[:8])+".json")
+	b.path = filepath.Join(o.Dir, "kernels-"+short(o.Machine+"\n"+shape)+".json")
 	b.read()
 	if o.Again {
 		clear(b.chosen)

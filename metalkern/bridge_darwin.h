@@ -8,8 +8,14 @@ typedef struct { uint32_t index, bits; } mk_constant;
 typedef struct mk_device mk_device;
 
 // Functions that can fail return 0 and a text of at most size bytes in err.
-mk_device *mk_open(char *err, int size);
+// archive is the file that keeps compiled kernels between starts, NULL = none; one
+// that is damaged, or another system's, counts as empty.
+mk_device *mk_open(const char *archive, char *err, int size);
 void mk_close(mk_device *);
+// mk_save writes the kernels that were compiled since the last save to a file.
+int mk_save(mk_device *, const char *path, char *err, int size);
+// mk_limit is how many bytes the GPU may use without trouble.
+uint64_t mk_limit(mk_device *);
 void mk_name(mk_device *, char *name, int size);
 // mk_library compiles a kernel file for the given version of the language, such
 // as 3 << 16 | 1; what it returns is for mk_pipeline.
@@ -25,4 +31,5 @@ uint64_t mk_submit(mk_device *, const mk_dispatch *d, int n, const mk_bind *b, c
 // mk_wait waits for the end, but no longer than limit seconds, and says how long
 // the GPU worked; 0 = it failed, MK_HUNG = it has not ended: the ticket stays.
 enum { MK_HUNG = -1 };
-int mk_wait(mk_device *, uint64_t ticket, double limit, double *seconds, char *err, int size);
+// code is Metal's code of the error.
+int mk_wait(mk_device *, uint64_t ticket, double limit, double *seconds, int *code, char *err, int size);

@@ -14,6 +14,8 @@ struct mk_device {
   id<MTLCommandQueue> queue;
   id<MTLSharedEvent> ended; // its value is that of the last list that has ended
   uint64_t lists;
+  id<MTLBinaryArchive> archive; // compiled kernels; nil: they are not kept
+  int fresh;                    // kernels that were added to it
   id<MTLBuffer> none; // what is bound where a kernel has no use for a buffer
   table libraries, pipelines, buffers, running;
 };
@@ -48,7 +50,21 @@ static void clear_table(table *t) {
   free(t->at);
 }
 
-mk_device *mk_open(char *err, int size) {
+// open_archive reads compiled kernels, or begins anew.
+static id<MTLBinaryArchive> open_archive(id<MTLDevice> dev, const char *path) {
+  MTLBinaryArchiveDescriptor *x = [[[MTLBinaryArchiveDescriptor alloc] init] autorelease];
+  NSError *e = nil;
+  id<MTLBinaryArchive> a = nil;
+  if (access(path, R_OK) == 0) {
+    [x setUrl:[NSURL fileURLWithPath:[NSString stringWithUTF8String:path]]];
+    a = [dev newBinaryArchiveWithDescriptor:x error:&e];
+    if (!a) unlink(path);
+  }
+  [x setUrl:nil];
+  return a ? a : [dev newBinaryArchiveWithDescriptor:x error:&e];
+}
+
+mk_device *mk_open(const char *archive, char *err, int size) {
   @autoreleasepool {
     id<MTLDevice> dev = MTLCreateSystemDefaultDevice();
     if (!dev) return (void *)(intptr_t)fail(err, size, @"this machine has no Metal device");
@@ -61,6 +77,7 @@ mk_device *mk_open(char *err, int size) {
     d->dev = dev;
     d->queue = [dev newCommandQueue];
     d->ended = [dev newSharedEvent];
+    if (archive) d->archive = open_archive(dev, archive);
     d->none = [dev newBufferWithLength:256 options:MTLResourceStorageModeShared];
     if (!d->queue || !d->ended || !d->none) {
       fail(err, size, @"the Metal device has no command queue");
@@ -79,6 +96,7 @@ void mk_close(mk_device *d) {
     clear_table(&d->libraries);
     [d->none release];
     [d->ended release];
+    [d->archive release];
     [d->queue release];
     [d->dev release];
     free(d);
@@ -88,6 +106,18 @@ void mk_close(mk_device *d) {
 void mk_name(mk_device *d, char *name, int size) {
   @autoreleasepool { fail(name, size, [d->dev name]); }
 }
+
+int mk_save(mk_device *d, const char *path, char *err, int size) {
+  @autoreleasepool {
+    if (!d->archive || !d->fresh) return 1;
+    NSError *e = nil;
+    d->fresh = 0;
+    if ([d->archive serializeToURL:[NSURL fileURLWithPath:[NSString stringWithUTF8String:path]] error:&e]) return 1;
+    return fail(err, size, [e localizedDescription]);
+  }
+}
+
+uint64_t mk_limit(mk_device *d) { return [d->dev recommendedMaxWorkingSetSize]; }
 
 uint32_t mk_library(mk_device *d, const char *source, uint32_t version, char *err, int size) {
   @autoreleasepool {
@@ -108,8 +138,19 @@ uint32_t mk_pipeline(mk_device *d, uint32_t library, const char *kernel, const m
     id<MTLLibrary> l = get(&d->libraries, library);
     id<MTLFunction> f = [l newFunctionWithName:[NSString stringWithUTF8String:kernel] constantValues:values error:&e];
     if (!f) return (uint32_t)fail(err, size, [e localizedDescription]);
-    id<MTLComputePipelineState> p = [d->dev newComputePipelineStateWithFunction:f error:&e];
+    MTLComputePipelineDescriptor *x = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
+    [x setComputeFunction:f];
     [f release];
+    id<MTLComputePipelineState> p = nil;
+    if (d->archive) {
+      [x setBinaryArchives:[NSArray arrayWithObject:d->archive]];
+      p = [d->dev newComputePipelineStateWithDescriptor:x options:MTLPipelineOptionFailOnBinaryArchiveMiss reflection:NULL error:&e];
+      if (!p) {
+        [x setBinaryArchives:nil];
+        if ([d->archive addComputePipelineFunctionsWithDescriptor:x error:&e]) d->fresh++;
+      }
+    }
+    if (!p) p = [d->dev newComputePipelineStateWithDescriptor:x options:MTLPipelineOptionNone reflection:NULL error:&e];
     return p ? put(&d->pipelines, p) : (uint32_t)fail(err, size, [e localizedDescription]);
   }
 }
@@ -171,7 +212,7 @@ uint64_t mk_submit(mk_device *d, const mk_dispatch *list, int n, const mk_bind *
   }
 }
 
-int mk_wait(mk_device *d, uint64_t ticket, double limit, double *seconds, char *err, int size) {
+int mk_wait(mk_device *d, uint64_t ticket, double limit, double *seconds, int *code, char *err, int size) {
   @autoreleasepool {
     uint64_t at = ticket & 0xffff;
     id<MTLCommandBuffer> cb = get(&d->running, at);
@@ -183,6 +224,7 @@ int mk_wait(mk_device *d, uint64_t ticket, double limit, double *seconds, char *
     [cb waitUntilCompleted];
     *seconds = [cb GPUEndTime] - [cb GPUStartTime];
     int ok = [cb status] == MTLCommandBufferStatusCompleted;
+    *code = ok ? 0 : (int)[[cb error] code];
     if (!ok) fail(err, size, [cb error] ? [[cb error] localizedDescription] : @"the command buffer did not complete");
     drop(&d->running, at);
     return ok;

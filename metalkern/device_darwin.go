@@ -13,6 +13,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"time"
@@ -28,21 +29,31 @@ type metalDevice struct {
 	sources   []Source
 	libraries map[string]C.uint32_t // by file
 	pins      map[uint32]*runtime.Pinner
+	archive   string // file of compiled kernels, "" = they are not kept
+	used      map[uint32]int
+	sum       int // of used
+	limit     int // bytes that may be in use
 }
 
 // Open returns the GPU of this machine. Kernel files are compiled when the first
-// of their kernels is asked for. It fails where there is no Apple GPU.
-func Open() (Device, error) {
+// of their kernels is asked for; archive is the file that keeps what was compiled,
+// "" = none. It fails where there is no Apple GPU.
+func Open(archive string) (Device, error) {
 	sources, err := Sources()
 	if err != nil {
 		return nil, err
 	}
 	var msg [1024]C.char
-	dev := C.mk_open(&msg[0], C.int(len(msg)))
+	var path *C.char
+	if archive != "" {
+		path = C.CString(archive)
+		defer C.free(unsafe.Pointer(path))
+	}
+	dev := C.mk_open(path, &msg[0], C.int(len(msg)))
 	if dev == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNoDevice, C.GoString(&msg[0]))
 	}
-	return &metalDevice{dev: dev, sources: sources, libraries: map[string]C.uint32_t{}, pins: map[uint32]*runtime.Pinner{}}, nil
+	return &metalDevice{dev: dev, sources: sources, libraries: map[string]C.uint32_t{}, pins: map[uint32]*runtime.Pinner{}, archive: archive, used: map[uint32]int{}, limit: int(C.mk_limit(dev))}, nil
 }
 
 func (d *metalDevice) Name() string {
@@ -52,15 +63,28 @@ func (d *metalDevice) Name() string {
 }
 
 func (d *metalDevice) Alloc(bytes int) (Memory, error) {
+	if err := roomFor(bytes, d.sum, d.limit); err != nil {
+		return Memory{}, err
+	}
 	var p unsafe.Pointer
 	id := C.mk_alloc(d.dev, C.uint64_t(bytes), &p)
 	if id == 0 {
 		return Memory{}, fmt.Errorf("the GPU has no room for a buffer of %d bytes", bytes)
 	}
+	d.note(uint32(id), bytes)
 	return Memory{ID: uint32(id), Bytes: unsafe.Slice((*byte)(p), bytes)}, nil
 }
 
+// note keeps count of the memory that the GPU uses.
+func (d *metalDevice) note(id uint32, bytes int) {
+	d.sum += bytes - d.used[id]
+	d.used[id] = bytes
+}
+
 func (d *metalDevice) Wrap(b []byte) (Memory, error) {
+	if err := roomFor(len(b), d.sum, d.limit); err != nil {
+		return Memory{}, err
+	}
 	pin := &runtime.Pinner{}
 	pin.Pin(&b[0])
 	var off C.uint64_t
@@ -70,11 +94,13 @@ func (d *metalDevice) Wrap(b []byte) (Memory, error) {
 		return Memory{}, fmt.Errorf("the GPU cannot map a weight of %d bytes", len(b))
 	}
 	d.pins[id] = pin
+	d.note(id, len(b))
 	return Memory{ID: id, Off: uint64(off), Bytes: b}, nil
 }
 
 func (d *metalDevice) Free(m Memory) {
 	C.mk_free(d.dev, C.uint32_t(m.ID))
+	d.note(m.ID, 0)
 	if pin := d.pins[m.ID]; pin != nil {
 		pin.Unpin()
 		delete(d.pins, m.ID)
@@ -116,7 +142,25 @@ func (d *metalDevice) Submit(l *List) (Fence, error) {
 	return &metalFence{d: d, ticket: t}, nil
 }
 
+// save keeps what was compiled; without it the next start compiles again. The file
+// is put in its place whole.
+func (d *metalDevice) save() {
+	if d.archive == "" {
+		return
+	}
+	part := d.archive + ".part"
+	path := C.CString(part)
+	defer C.free(unsafe.Pointer(path))
+	var msg [512]C.char
+	if C.mk_save(d.dev, path, &msg[0], C.int(len(msg))) == 1 {
+		if _, err := os.Stat(part); err == nil {
+			_ = os.Rename(part, d.archive)
+		}
+	}
+}
+
 func (d *metalDevice) Close() error {
+	d.save()
 	C.mk_close(d.dev)
 	for _, pin := range d.pins {
 		pin.Unpin()
@@ -139,11 +183,12 @@ func (f *metalFence) Wait(limit time.Duration) (time.Duration, error) {
 	}
 	var seconds C.double
 	var msg [1024]C.char
-	switch C.mk_wait(f.d.dev, f.ticket, C.double(limit.Seconds()), &seconds, &msg[0], C.int(len(msg))) {
+	var code C.int
+	switch C.mk_wait(f.d.dev, f.ticket, C.double(limit.Seconds()), &seconds, &code, &msg[0], C.int(len(msg))) {
 	case C.MK_HUNG:
 		return 0, ErrHung
 	case 0:
-		f.err = errors.New("metal: " + C.GoString(&msg[0]))
+		f.err = explain(int(code), C.GoString(&msg[0]))
 	}
 	f.took, f.ticket = time.Duration(float64(seconds)*1e9), 0
 	return f.took, f.err

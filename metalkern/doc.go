@@ -16,11 +16,12 @@
 // What stands: every op and every weight layout, MLX and GGUF, read where it lies;
 // proven on the emulation by the conformance suite, the goldens of all model
 // families, greedy identity of the demo's drafters, drills under a watch of each
-// load and store, and faults put into the sources. What does not: no GPU has run
-// it, so the CPU stays the default and --backend metal begins with SelfTest;
-// attention has one kernel for decode and prefill; kernels have one variant each,
-// so nothing is timed or chosen; compiled kernels are not cached between starts;
-// there is no split of prefill with the CPU.
+// load and store, and faults put into the kernels and into this package. What does
+// not: no GPU has run it. So a backend with Trials (trial.go) tries each kernel
+// against the CPU before it relies on it, times the variants that agree and keeps
+// the choice in a file (book.go); what hangs or crashes stays out, and where nothing
+// is left the backend says that it is unfit. Long lists are cut so that the display
+// gets its turn (pace.go). Prefill is not shared with the CPU.
 //
 // Never here: model families, caching policy, anything that the CPU backend and
 // this one share (engine/compute).

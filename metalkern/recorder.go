@@ -11,17 +11,23 @@ type Recorder struct {
 	Lists   []Recorded // in order of submission
 	Wrapped int64      // bytes of weights that are read where they lie
 	Copied  int64      // bytes of all other buffers
+	// CopiedWeights are bytes of weights that could not be read where they lie.
+	CopiedWeights int64
 
 	kernels []string // by pipeline
 	weights map[uint32]bool
+	caches  map[uint32]bool // buffers that kv_write fills
 	next    uint32
 }
 
 // Recorded is what one list asks for.
 type Recorded struct {
-	Rows       int // of the step: those of its embedding; 0 without one
-	Barriers   int
-	Weights    int64 // bytes of weights that it reads, without the embedding
+	Rows     int // of the step: those of its embedding; 0 without one
+	Barriers int
+	Weights  int64 // bytes of weights that it reads, without the embedding
+	// Other is the bytes of activations, numbers of the step and partial results that
+	// its dispatches read or write, without the caches.
+	Other      int64
 	Dispatches []RecordedDispatch
 }
 
@@ -35,7 +41,7 @@ type RecordedDispatch struct {
 }
 
 // NewRecorder returns an empty recorder.
-func NewRecorder() *Recorder { return &Recorder{weights: map[uint32]bool{}} }
+func NewRecorder() *Recorder { return &Recorder{weights: map[uint32]bool{}, caches: map[uint32]bool{}} }
 
 var _ Device = (*Recorder)(nil)
 
@@ -74,9 +80,20 @@ func (r *Recorder) Submit(l *List) (Fence, error) {
 			return nil, fmt.Errorf("no pipeline %d", d.Pipeline)
 		}
 		y := RecordedDispatch{Kernel: r.kernels[d.Pipeline-1], Barrier: d.Barrier == 1, Groups: d.Groups, Threads: d.Threads}
-		for _, b := range l.Binds[d.Bind:][:d.Binds] {
-			if r.weights[b.Buffer] && y.Kernel != "embed" {
-				y.Weights += int64(b.Len)
+		binds := l.Binds[d.Bind:][:d.Binds]
+		if y.Kernel == "kv_write" { // its results come last
+			for _, b := range binds[len(binds)-2:] {
+				r.caches[b.Buffer] = true
+			}
+		}
+		for _, b := range binds {
+			switch {
+			case r.weights[b.Buffer]:
+				if y.Kernel != "embed" {
+					y.Weights += int64(b.Len)
+				}
+			case !r.caches[b.Buffer]:
+				x.Other += int64(b.Len)
 			}
 		}
 		if y.Kernel == "embed" {

@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 )
@@ -64,6 +65,19 @@ func LookupChip(name string, gpuCores int) Chip {
 	}
 	c.BandwidthGBs = &best.gbs
 	return c
+}
+
+// Chips lists the chips of the table, each with its largest memory system.
+func Chips() []Chip {
+	var list []Chip
+	for _, kind := range []string{"", " Pro", " Max", " Ultra"} {
+		for generation := 1; generation <= 9; generation++ {
+			if c := LookupChip(fmt.Sprintf("Apple M%d%s", generation, kind), 0); c.BandwidthGBs != nil {
+				list = append(list, c)
+			}
+		}
+	}
+	return list
 }
 
 func abs(v int) int { return max(v, -v) }

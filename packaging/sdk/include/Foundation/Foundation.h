@@ -90,6 +90,7 @@ extern NSString *const NSRunLoopCommonModes; // nsrunloopcommonmodes
 
 @interface NSURL : NSObject // nsurl
 + (instancetype)URLWithString:(NSString *)text;
++ (instancetype)fileURLWithPath:(NSString *)path;
 - (NSString *)host;
 - (NSString *)scheme;
 @end

@@ -34,6 +34,19 @@ typedef struct { NSUInteger width, height, depth; } MTLSize; // mtlsize
 @protocol MTLLibrary <NSObject> // mtllibrary
 - (id<MTLFunction>)newFunctionWithName:(NSString *)name constantValues:(MTLFunctionConstantValues *)values error:(NSError **)error;
 @end
+@interface MTLBinaryArchiveDescriptor : NSObject // mtlbinaryarchivedescriptor
+- (void)setUrl:(NSURL *)url;
+@end
+@interface MTLComputePipelineDescriptor : NSObject // mtlcomputepipelinedescriptor
+- (void)setComputeFunction:(id<MTLFunction>)function;
+- (void)setBinaryArchives:(NSArray *)archives;
+@end
+@protocol MTLBinaryArchive <NSObject> // mtlbinaryarchive
+- (BOOL)addComputePipelineFunctionsWithDescriptor:(MTLComputePipelineDescriptor *)descriptor error:(NSError **)error;
+- (BOOL)serializeToURL:(NSURL *)url error:(NSError **)error;
+@end
+typedef NSUInteger MTLPipelineOption; // mtlpipelineoption
+enum { MTLPipelineOptionNone = 0, MTLPipelineOptionFailOnBinaryArchiveMiss = 4 };
 @protocol MTLComputePipelineState <NSObject> // mtlcomputepipelinestate
 - (NSUInteger)maxTotalThreadsPerThreadgroup;
 @end
@@ -70,6 +83,8 @@ typedef struct { NSUInteger width, height, depth; } MTLSize; // mtlsize
 - (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options;
 - (id<MTLBuffer>)newBufferWithBytesNoCopy:(void *)pointer length:(NSUInteger)length options:(MTLResourceOptions)options deallocator:(void (^)(void *, NSUInteger))deallocator;
 - (id<MTLLibrary>)newLibraryWithSource:(NSString *)source options:(MTLCompileOptions *)options error:(NSError **)error;
-- (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function error:(NSError **)error;
+- (id<MTLComputePipelineState>)newComputePipelineStateWithDescriptor:(MTLComputePipelineDescriptor *)descriptor options:(MTLPipelineOption)options reflection:(void *)reflection error:(NSError **)error;
+- (id<MTLBinaryArchive>)newBinaryArchiveWithDescriptor:(MTLBinaryArchiveDescriptor *)descriptor error:(NSError **)error;
+- (uint64_t)recommendedMaxWorkingSetSize;
 @end
 extern id<MTLDevice> MTLCreateSystemDefaultDevice(void) __attribute__((ns_returns_retained)); // mtlcreatesystemdefaultdevice()
