@@ -32,10 +32,19 @@ func (e *Engine) buildSomewhere(ctx context.Context, p *plan, report func(State,
 	return e.build(ctx, p, e.opts.Fallback, report)
 }
 
-// checkFit loads the model again on Options.Fallback when a generation has shown
-// that its backend does not work on this machine.
+// checkFit begins to load the model again, on Options.Fallback, when a generation
+// has shown that its backend does not work on this machine. While another load is
+// under way nothing begins: it replaces the model, or the next request that fails
+// asks again.
 func (e *Engine) checkFit(l *loaded, err error) {
-	if e.opts.Fallback != nil && errors.Is(err, compute.ErrUnfit) && e.unfit.CompareAndSwap(nil, &err) {
-		go e.LoadFrom(context.Background(), l.request)
+	if e.opts.Fallback == nil || !errors.Is(err, compute.ErrUnfit) {
+		return
+	}
+	e.unfit.CompareAndSwap(nil, &err)
+	e.mu.Lock()
+	here := e.model == l
+	e.mu.Unlock()
+	if here {
+		_, _ = e.start(l.request, true) // busy or closing: see above
 	}
 }

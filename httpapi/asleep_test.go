@@ -21,8 +21,10 @@ func TestModelThatSleeps(t *testing.T) {
 		"/v1/responses":        `{"max_output_tokens":2,"input":"Hi"}`,
 	} {
 		for _, stream := range []bool{false, true} {
-			for e.Status().State != engine.StateAsleep {
-				time.Sleep(time.Millisecond)
+			for end := time.Now().Add(time.Minute); e.Status().State != engine.StateAsleep; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("%+v", e.Status())
+				}
 			}
 			if stream {
 				body = `{"stream":true,` + body[1:]
