@@ -17,7 +17,7 @@ const (
 	fasterWeight = 0.2  // of a round's time in the estimate for its cap, if it took less,
 	slowerWeight = 0.05 // and if it took longer: what disturbs only ever adds
 	disturbed    = 4    // times the expected time: something else held the round up
-	parkMargin   = 1.02 // what drafts must gain at least
+	parkMargin   = 1.05 // what drafts must gain at least
 	firstGap     = 16   // rounds to the first probe
 	shortPrior   = 0.5  // acceptance of a copy after a short match
 	longPrior    = 0.9  // and after a long one
@@ -123,8 +123,10 @@ func (c *Controller) timed(cap, depth int, ms float64) {
 	known.ratio = follow(known.ratio, known.rounds == 0)
 	known.rounds++
 	c.times[cap] = known
-	c.corr = follow(c.corr, c.timedRounds == 0)
-	c.timedRounds++
+	if cap > 0 { // for caps that were not timed yet
+		c.corr = follow(c.corr, c.timedRounds == 0)
+		c.timedRounds++
+	}
 }
 
 // choose returns the cap with the best rate for the request, 0 if drafts do not

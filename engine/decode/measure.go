@@ -12,7 +12,8 @@ import (
 )
 
 // Measuring: timed calls per point after one to warm up, and the longest that
-// all points together may take, less than half of it for the widths. Points that are left out are extrapolated.
+// all points together may take, half of it for the widths. Points that are left
+// out are extrapolated.
 const (
 	measureCalls  = 3
 	measureSweeps = 8 // over the widths of one sequence
