@@ -160,7 +160,7 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 		return nil, fmt.Errorf("%s: shape %d x %dx%d is not possible", m.Name, m.Batch, m.Rows, m.Cols)
 	}
 	if (m.Scheme == layout.Dense || m.Scheme == layout.Affine) && m.DType != layout.F32 && m.DType != layout.F16 && m.DType != layout.BF16 {
-		return nil, fmt.Errorf("%s: elements of type %v have no kernel", m.Name, m.DType)
+		return nil, fmt.Errorf("%w: elements of type %v have no kernel (%s)", compute.ErrUnfit, m.DType, m.Name)
 	}
 	if b.trials != nil {
 		b.trials.saw(m)

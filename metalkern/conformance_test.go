@@ -18,14 +18,27 @@ import (
 // options: prefill rows go through the matrix units, which sum in another order.
 var options = conformance.Options{RelaxedPrefill: true}
 
+// The tests of the whole suite run side by side, the longest first: each has a
+// library of kernels to itself.
+
+// TestConformanceChecked runs everything where every load and store is watched,
+// and what Metal leaves open is shuffled.
+func TestConformanceChecked(t *testing.T) {
+	everything(t)
+	t.Parallel()
+	b, _ := metaltest.Open(t, metaltest.Build{Checked: true}, metaltest.Order{Kind: metaltest.Shuffled, Seed: 1})
+	conformance.Run(t, "checked", b, options)
+}
+
 // TestConformance runs the suite with activations in float32, and with all asked
 // for in halves too: there every result may be off by what float32 may be, and by
 // one rounding to the half, because kernels work in float32 and round when they
-// store (README.md says what that is for each op).
+// store (docs/metal.md says what that is for each op).
 func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the plain run does this: the race detector does not watch the kernels")
 	}
+	t.Parallel()
 	modes := []layout.DType{layout.F32}
 	if os.Getenv("SPARKBAR_REQUIRE") == "all" {
 		modes = append(modes, layout.F16, layout.BF16)
@@ -43,16 +56,9 @@ func TestConformance(t *testing.T) {
 // compiler may fuse products and sums as it likes: rows stay equal to the bit.
 func TestConformanceFused(t *testing.T) {
 	everything(t)
+	t.Parallel()
 	b, _ := metaltest.Open(t, metaltest.Build{Fuse: true}, metaltest.Order{Kind: metaltest.Reverse})
 	conformance.Run(t, "fused", b, options)
-}
-
-// TestConformanceChecked runs everything where every load and store is watched,
-// and what Metal leaves open is shuffled.
-func TestConformanceChecked(t *testing.T) {
-	everything(t)
-	b, _ := metaltest.Open(t, metaltest.Build{Checked: true}, metaltest.Order{Kind: metaltest.Shuffled, Seed: 1})
-	conformance.Run(t, "checked", b, options)
 }
 
 // everything skips a test that takes minutes unless all is asked for.

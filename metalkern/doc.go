@@ -10,8 +10,10 @@
 //
 // Identity: a row's bits depend on the row and its history. Decode and verify rows
 // run linear_rows, whose lanes take the same columns for 1 to 16 rows; attention
-// goes page by page and cuts the cache at fixed pages. Prefill rows of Linear run
-// on the matrix units (linear_tiles) and sum in another order.
+// goes page by page and cuts the cache at fixed pages. Many prefill rows run on the
+// matrix units (linear_tiles, attention_tiles) and sum in another order. Activations
+// are float32, half or bfloat: docs/metal.md says what that costs, and which kernels
+// and variants give which bits.
 //
 // What stands: every op and every weight layout, MLX and GGUF, read where it lies;
 // proven on the emulation by the conformance suite, the goldens of all model

@@ -24,7 +24,7 @@ var library = map[string]float64{
 }
 
 // words of the language itself, and types: no version is asked of them.
-var words = strings.Fields("if else for while switch return sizeof float half int uint uchar ushort ulong bool void inline template constexpr constant device thread threadgroup kernel const struct case default")
+var words = strings.Fields("if else for while switch return sizeof float half int uint uchar ushort ulong bool void inline template constexpr constant device thread threadgroup kernel const struct case default _Pragma unroll")
 
 var (
 	comment    = regexp.MustCompile(`(?s)//[^\n]*|/\*.*?\*/`)

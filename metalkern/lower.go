@@ -190,7 +190,7 @@ func add[T any](l *lowerer, d dispatch, args T, binds ...bind) error {
 		x.Groups[i] = uint32(n)
 	}
 	if d.shared > maxShared {
-		return fmt.Errorf("kernel %s needs %d bytes of threadgroup memory, there are %d", d.kernel, d.shared, maxShared)
+		return fmt.Errorf("%w: kernel %s needs %d bytes of threadgroup memory, there are %d", compute.ErrUnfit, d.kernel, d.shared, maxShared)
 	}
 	v := variant{kernel: d.kernel, n: 1 + len(d.constants)}
 	v.constants[0] = d.types
@@ -515,7 +515,7 @@ type pairArgs struct {
 func (l *lowerer) pairSelect(o compute.PairSelect) error {
 	f := format(o.A)
 	if f != format(o.B) {
-		return fmt.Errorf("tables of different formats (%v and %v) have no kernel", o.A.Matrix, o.B.Matrix)
+		return fmt.Errorf("%w: tables of different formats (%v and %v) have no kernel", compute.ErrUnfit, o.A.Matrix, o.B.Matrix)
 	}
 	aw, as, ab := l.weight(o.A)
 	bw, bs, bb := l.weight(o.B)

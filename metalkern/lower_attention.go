@@ -47,7 +47,7 @@ func (l *lowerer) kvWrite(o compute.KVWrite) error {
 		return nil
 	}
 	if sides == 2 && o.V.Type != o.K.Type {
-		return fmt.Errorf("keys in %v and values in %v have no kernel", o.K.Type, o.V.Type)
+		return fmt.Errorf("%w: keys in %v and values in %v have no kernel", compute.ErrUnfit, o.K.Type, o.V.Type)
 	}
 	k, v := l.cacheMemory(o.KV, true)
 	return add(l, dispatch{kernel: "kv_write", types: types(o.K), constants: cacheFormat(o.KV), groups: [3]int{o.KV.Heads, o.Rows.N, sides}, threads: 32},
@@ -83,7 +83,7 @@ var _ = vary("attention_tiles", Variant{"tiles", [4]uint32{1}}, Variant{"rows", 
 func (l *lowerer) attention(o compute.Attention) error {
 	kv := o.KV
 	if kv.VDim > mostValues {
-		return fmt.Errorf("values of %d dimensions have no kernel", kv.VDim)
+		return fmt.Errorf("%w: values of %d dimensions have no kernel", compute.ErrUnfit, kv.VDim)
 	}
 	per := o.Heads / kv.Heads
 	a := attentionArgs{kv: cache(kv), heads: u32(o.Heads), per: u32(per), q: u32(o.Q.Stride), out: u32(o.Out.Stride), table: u32(o.Pages.Table.Stride), blocks: u32(o.Pages.Table.Cols),

@@ -70,7 +70,7 @@ func perLane(n int) (uint32, error) {
 			return u32(p), nil
 		}
 	}
-	return 0, fmt.Errorf("states of %d columns have no kernel", n)
+	return 0, fmt.Errorf("%w: states of %d columns have no kernel", compute.ErrUnfit, n)
 }
 
 type convArgs struct {

@@ -1,9 +1,11 @@
 package metalkern_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"sparkbar/engine/compute"
@@ -88,21 +90,9 @@ func newBench(t *testing.T, b compute.Backend) *bench {
 	return x
 }
 
-func (x *bench) alloc(n int) *compute.Buffer {
-	x.t.Helper()
-	b, err := x.b.Alloc("bench", n)
-	if err != nil {
-		x.t.Fatal(err)
-	}
-	x.t.Cleanup(b.Close)
-	return b
-}
+func (x *bench) alloc(n int) *compute.Buffer { x.t.Helper(); return newBuffer(x.t, x.b, n) }
 
-func (x *bench) ints(v ...int32) compute.View {
-	w := x.alloc(4*len(v)).Of(layout.I32, 0, 1, len(v))
-	copy(w.I32(0), v)
-	return w
-}
+func (x *bench) ints(v ...int32) compute.View { x.t.Helper(); return newInts(x.t, x.b, v...) }
 
 // rows are rows of one sequence, at these positions.
 func (x *bench) rows(pos []int32) compute.Rows {
@@ -233,4 +223,41 @@ func TestRelaxed(t *testing.T) {
 			t.Errorf("%d rows are off by %g", n, d)
 		}
 	}
+}
+
+// TestNoKernel: what has no kernel says so as a reason to use another backend.
+func TestNoKernel(t *testing.T) {
+	b := metalkern.New(metalkern.NewRecorder(), metalkern.Options{})
+	defer b.Close()
+	m := layout.Matrix{Name: "double", Scheme: layout.Dense, Rows: 2, Cols: 2, DType: layout.F64, Weight: make([]byte, 32)}
+	if _, err := b.Load(m); !errors.Is(err, compute.ErrUnfit) || !strings.Contains(err.Error(), "F64") {
+		t.Errorf("a matrix of float64: %v", err)
+	}
+	x := newBuffer(t, b, 4*4096).Of(layout.F32, 0, 1, 4096)
+	n := newInts(t, b, 0)
+	kv := compute.KV{Pages: 1, Heads: 1, KDim: 16, VDim: 2048, Type: layout.F16}
+	k, v := kv.PageBytes()
+	kv.K, kv.V = newBuffer(t, b, k), newBuffer(t, b, v)
+	var p compute.Program
+	p.Add(compute.Attention{Q: x.Columns(0, 16), KV: kv, Rows: compute.Rows{N: 1, Segments: 1, Prefill: 1, Pos: n, Of: n}, Pages: compute.Pages{Table: n, Lo: n, Hi: n}, Heads: 1, Scale: 1, Out: x.Columns(0, 2048)})
+	if err := compute.Run(b, &p, nil); !errors.Is(err, compute.ErrUnfit) || !strings.Contains(err.Error(), "2048") {
+		t.Errorf("values of 2048 dimensions: %v", err)
+	}
+}
+
+func newBuffer(t *testing.T, b compute.Backend, n int) *compute.Buffer {
+	t.Helper()
+	x, err := b.Alloc("test", n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.Close)
+	return x
+}
+
+func newInts(t *testing.T, b compute.Backend, v ...int32) compute.View {
+	t.Helper()
+	w := newBuffer(t, b, 4*len(v)).Of(layout.I32, 0, 1, len(v))
+	copy(w.I32(0), v)
+	return w
 }

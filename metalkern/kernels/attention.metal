@@ -130,6 +130,7 @@ inline void attend(constant AttentionArgs &a, In<0> q, device const int *of, dev
     for (uint i = id; i < n; i += 64) stat[3 * i] = -INFINITY, stat[3 * i + 1] = 0.0f;
     float acc[8][D];
     for (uint i = 0; i < 8; i++)
+      UNROLL
       for (uint j = 0; j < D; j++) acc[i][j] = 0.0f;
     uint from = end, to = 0;  // positions that any row sees
     for (uint r = ra; r < rb; r++) {
@@ -170,6 +171,7 @@ inline void attend(constant AttentionArgs &a, In<0> q, device const int *of, dev
         if (lane == 0) stat[3 * i] = m, stat[3 * i + 1] = fma(l0, f, sum), stat[3 * i + 2] = f;
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL
       for (uint j = 0; j < D; j++) {
         const uint d = id + 64 * j;
         if (d >= vdim) break;
@@ -191,6 +193,7 @@ inline void attend(constant AttentionArgs &a, In<0> q, device const int *of, dev
       if (FLAGS & PARTS) {
         device float *to = part + ((ulong(r) * a.heads + h) * a.splits + tg.x) * (vdim + 2);
         if (id == 0) to[0] = m, to[1] = l;
+        UNROLL
         for (uint j = 0; j < D; j++)
           if (id + 64 * j < vdim) to[2 + id + 64 * j] = acc[i][j];
         continue;
@@ -199,6 +202,7 @@ inline void attend(constant AttentionArgs &a, In<0> q, device const int *of, dev
       const float f = m == -INFINITY ? 0.0f : exp(m - top);
       float all = fma(l, f, 0.0f);
       if (FLAGS & SINKS) all += exp(sinks[h] - top);
+      UNROLL
       for (uint j = 0; j < D; j++)
         if (id + 64 * j < vdim) out.put(ulong(r) * a.out_stride + h * vdim + id + 64 * j, all > 0.0f ? fma(acc[i][j], f, 0.0f) / all : 0.0f);
     }
@@ -265,9 +269,12 @@ inline void attend_tiles(constant AttentionArgs &a, In<0> q, device const int *o
     for (rb = ra + 1; rb < r1 && of[rb] == seg;) rb++;
     const uint n = (rb - ra) * ht;
     simdgroup_float8x8 o[D][4];
+    UNROLL
     for (uint c = 0; c < D; c++)
+      UNROLL
       for (uint j = 0; j < 4; j++) o[c][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     float m[8], l[8];
+    UNROLL
     for (uint i = 0; i < 8; i++) m[i] = -INFINITY, l[i] = 0.0f;
     uint from = end, to = 0;  // positions that any row sees
     for (uint r = ra; r < rb; r++) {
@@ -283,16 +290,20 @@ inline void attend_tiles(constant AttentionArgs &a, In<0> q, device const int *o
       const bool seen = p0 + line >= from && p0 + line < to;  // the key of the line; what no row sees may be anything
       float v[8];
       simdgroup_float8x8 s[4], f;
+      UNROLL
       for (uint j = 0; j < 4; j++) s[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
       for (uint d0 = 0; d0 < kdim; d0 += TILE) {
         const uint d = d0 + part;
         const ulong from_q = ulong(ra + line / ht) * a.q_stride + (h0 + line % ht) * kdim + d;
+        UNROLL
         for (uint i = 0; i < 8; i++) qs[line * LD + part + i] = line < n && d + i < kdim ? q[from_q + i] : 0.0f, v[i] = 0.0f;
         if (seen) elements(km, a.kv.heads, kdim, kh, (p0 + line) % PAGE, d, v);
+        UNROLL
         for (uint i = 0; i < 8; i++) ks[(part + i) * LD + line] = v[i];  // keys side by side
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint k = 0; k < TILE; k += 8) {
           simdgroup_load(f, qs + simd * 8 * LD + k, LD);
+          UNROLL
           for (uint j = 0; j < 4; j++) {
             simdgroup_float8x8 g;
             simdgroup_load(g, ks + k * LD + 8 * j, LD);
@@ -301,9 +312,11 @@ inline void attend_tiles(constant AttentionArgs &a, In<0> q, device const int *o
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
       }
+      UNROLL
       for (uint j = 0; j < 4; j++) simdgroup_store(s[j], ps + 8 * j, LD);
       simdgroup_barrier(mem_flags::mem_threadgroup);
       bool grown = false;
+      UNROLL
       for (uint i = 0; i < 8; i++) {
         const uint at = simd * 8 + i, r = min(ra + at / ht, rb - 1);
         const int p = int(p0 + lane);
@@ -321,17 +334,25 @@ inline void attend_tiles(constant AttentionArgs &a, In<0> q, device const int *o
       simdgroup_barrier(mem_flags::mem_threadgroup);
       if (grown) {
         simdgroup_load(f, diagonal, 8);
+        UNROLL
         for (uint c = 0; c < D; c++)
+          UNROLL
           for (uint j = 0; j < 4; j++) simdgroup_multiply(o[c][j], f, o[c][j]);
       }
+      UNROLL
       for (uint k = 0; k < 4; k++) simdgroup_load(s[k], ps + 8 * k, LD);
+      UNROLL
       for (uint c = 0; c < D; c++) {
         if (c * TILE >= vdim) break;
+        UNROLL
         for (uint i = 0; i < 8; i++) v[i] = 0.0f;
         if (seen) elements(vm, a.kv.heads, vwidth, kh, (p0 + line) % PAGE, c * TILE + part, v);
+        UNROLL
         for (uint i = 0; i < 8; i++) ks[line * LD + part + i] = v[i];
         threadgroup_barrier(mem_flags::mem_threadgroup);
+        UNROLL
         for (uint k = 0; k < 4; k++)
+          UNROLL
           for (uint j = 0; j < 4; j++) {
             simdgroup_load(f, ks + 8 * k * LD + 8 * j, LD);
             simdgroup_multiply_accumulate(o[c][j], s[k], f, o[c][j]);
@@ -339,10 +360,13 @@ inline void attend_tiles(constant AttentionArgs &a, In<0> q, device const int *o
         threadgroup_barrier(mem_flags::mem_threadgroup);
       }
     }
+    UNROLL
     for (uint c = 0; c < D; c++) {
       if (c * TILE >= vdim) break;
+      UNROLL
       for (uint j = 0; j < 4; j++) simdgroup_store(o[c][j], ps + 8 * j, LD);
       simdgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL
       for (uint i = 0; i < 8; i++) {
         const uint at = simd * 8 + i, r = ra + at / ht, h = h0 + at % ht, d = c * TILE + lane;
         if (at >= n || d >= vdim) continue;

@@ -13,6 +13,10 @@
 #include <metal_stdlib>
 using namespace metal;
 
+// Before a loop over an array that lives in registers; not before one that reads
+// weights, for all layouts are in it until the function constants are known.
+#define UNROLL _Pragma("clang loop unroll(full)")
+
 // What the activations of a kernel are between ops, two bits for each in the
 // kernel's order: 0 float, 1 half, 2 bfloat. A kernel works in float and rounds a
 // result once, when it stores it.

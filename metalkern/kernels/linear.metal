@@ -117,8 +117,11 @@ inline void rows_of(constant LinearArgs &a, thread const Job &j, uint first, uin
   for (uint from = MODE == 2 ? 0 : first; from < j.rows; from += step) {
     const uint m = min(j.rows - from, M);
     float acc[2][M][N];
+    UNROLL
     for (uint i = 0; i < sets; i++)
+      UNROLL
       for (uint r = 0; r < M; r++)
+        UNROLL
         for (uint n = 0; n < N; n++) acc[i][r][n] = 0.0f;
     for (uint c = lane; c < chunks; c += 32) {
       float q[2][N][8], scale[2][N], add[2][N];
@@ -127,6 +130,7 @@ inline void rows_of(constant LinearArgs &a, thread const Job &j, uint first, uin
         chunk(j.w.codes, j.w.scales, j.w.biases, row, c, a.cols, j.w.whole, q[0][n], scale[0][n], add[0][n]);
         if (sets == 2) chunk(j.up.codes, j.up.scales, j.up.biases, row, c, a.cols, j.up.whole, q[1][n], scale[1][n], add[1][n]);
       }
+      UNROLL
       for (uint r = 0; r < M; r++) {
         if (r >= m) break;
         const uint xr = MODE == 2 ? uint(j.entries[j.first + from + r]) / a.x_div : from + r;
@@ -134,20 +138,29 @@ inline void rows_of(constant LinearArgs &a, thread const Job &j, uint first, uin
         const uint have = min(a.cols - c * 8, 8u);
         float v[8], sum = 0.0f;
         for (uint i = 0; i < 8; i++) v[i] = i < have ? p[i] : 0.0f, sum += v[i];
+        UNROLL
         for (uint i = 0; i < sets; i++)
+          UNROLL
           for (uint n = 0; n < N; n++) {
             float d = 0.0f;
+            UNROLL
             for (uint k = 0; k < 8; k++) d = fma(q[i][n][k], v[k], d);
             acc[i][r][n] = fma(add[i][n], sum, fma(scale[i][n], d, acc[i][r][n]));
           }
       }
     }
-    for (uint r = 0; r < M; r++) {
-      if (r >= m) break;
-      for (uint n = 0; n < N; n++) {
+    UNROLL
+    for (uint s0 = 0; s0 < M * N; s0 += 32) {  // each lane stores one of the sums
+      float mine = 0.0f, mine_up = 0.0f;
+      UNROLL
+      for (uint e = 0; e < min(M * N, 32u); e++) {
+        const uint r = (s0 + e) / N, n = (s0 + e) % N;
+        if (r >= m) break;
         const float z = simd_sum(acc[0][r][n]), u = sets == 2 ? simd_sum(acc[1][r][n]) : 0.0f;
-        if (lane == (r * N + n) % 32 && n0 + n < outs) store(a, j, from + r, n0 + n, z, u);
+        if (lane == e) mine = z, mine_up = u;
       }
+      const uint r = (s0 + lane) / N, n = (s0 + lane) % N;
+      if (r < m && n0 + n < outs) store(a, j, from + r, n0 + n, mine, mine_up);
     }
   }
 }
@@ -184,8 +197,11 @@ inline void tile_of(constant LinearArgs &a, thread const Job &j, threadgroup flo
   threadgroup float *xs = shared, *ws = xs + M * XL;
   const uint sm = simd / 2 * (M / 2), sn = simd % 2 * (N / 2);
   simdgroup_float8x8 c[2][M / 16][N / 16];
+  UNROLL
   for (uint set = 0; set < sets; set++)
+    UNROLL
     for (uint i = 0; i < M / 16; i++)
+      UNROLL
       for (uint k = 0; k < N / 16; k++) c[set][i][k] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   for (uint k0 = 0; k0 < a.cols; k0 += K) {
     for (uint e = id; e < M * K / 8; e += 128) {  // 8 neighbours of a row
@@ -208,17 +224,25 @@ inline void tile_of(constant LinearArgs &a, thread const Job &j, threadgroup flo
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint kk = 0; kk < K; kk += 8) {
       simdgroup_float8x8 fx[M / 16], fw[N / 16];
+      UNROLL
       for (uint i = 0; i < M / 16; i++) simdgroup_load(fx[i], xs + (sm + 8 * i) * XL + kk, XL);
+      UNROLL
       for (uint set = 0; set < sets; set++) {
+        UNROLL
         for (uint k = 0; k < N / 16; k++) simdgroup_load(fw[k], ws + (set * K + kk) * WL + sn + 8 * k, WL);
+        UNROLL
         for (uint i = 0; i < M / 16; i++)
+          UNROLL
           for (uint k = 0; k < N / 16; k++) simdgroup_multiply_accumulate(c[set][i][k], fx[i], fw[k], c[set][i][k]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
+  UNROLL
   for (uint set = 0; set < sets; set++)
+    UNROLL
     for (uint i = 0; i < M / 16; i++)
+      UNROLL
       for (uint k = 0; k < N / 16; k++) simdgroup_store(c[set][i][k], shared + (set * M + sm + 8 * i) * WL + sn + 8 * k, WL);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint e = id; e < M * N; e += 128) {

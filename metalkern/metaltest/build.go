@@ -149,6 +149,7 @@ func clang(cxx string, args ...string) error {
 func preprocess(tmp, cxx string, s metalkern.Source) (string, error) {
 	in, out := filepath.Join(tmp, s.Name+".in"), filepath.Join(tmp, s.Name+".ii")
 	plain := strings.ReplaceAll(s.Text, "#include <metal_stdlib>", "")
+	plain = strings.ReplaceAll(plain, `_Pragma("clang loop unroll(full)")`, "") // for registers, of which nothing here needs to know
 	if err := os.WriteFile(in, []byte(plain), 0o644); err != nil {
 		return "", err
 	}

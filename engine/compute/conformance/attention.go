@@ -534,21 +534,22 @@ func testAttention(s *suite) {
 	}
 	// prompts: more rows than any tile, heads of many sizes, latent ones too
 	for i, t := range []cacheType{f32, plainCaches[1], bf16, {0, 8, 32}, {0, 4, 32}, {0, 8, 64}, {0, 4, 64}, {0, 8, 128}, {0, 4, 128}} {
-		prompt := join(causal(0, 0, 40), windowed(1, 90, 30, 70))
-		for j, sh := range [][4]int{{6, 2, 128, 128}, {3, 3, 72, 40}, {10, 2, 256, 256}, {3, 1, 576, 512}} {
-			if t.bits > 0 && (sh[2]%t.group != 0 || sh[3]%t.group != 0 && j < 3) {
-				continue
+		prompt := join(causal(0, 0, 24), windowed(1, 60, 14, 50))
+		wide := 64
+		if t.group == 128 {
+			wide = 128
+		}
+		for j, sh := range [][4]int{{6, 2, wide, wide}, {3, 3, 72, 40}, {5, 1, 256, 256}, {3, 1, 576, 512}} {
+			if t.bits > 0 && (sh[2]%t.group != 0 || sh[3]%t.group != 0 && j < 3) || j >= 2 && i%3 != 0 {
+				continue // large ones in float32, 8 and 4 bits
 			}
 			c := attention{name: fmt.Sprintf("Attention prompts, %v, heads %v", t, sh), t: t, heads: sh[0], kvHeads: sh[1], kdim: sh[2], vdim: sh[3], vInK: j == 3,
-				lengths: []int{40, 120}, rows: prompt, counts: []int{1, 70}, sinks: (i+j)%2 == 0}
+				lengths: []int{24, 80}, rows: prompt, counts: []int{38}, sinks: (i+j)%2 == 0}
 			if (i+j)%3 == 0 {
 				c.softCap = 4
 			}
-			if j >= 2 { // large ones: float32, and 8 and 4 bits
-				if i%3 != 0 {
-					continue
-				}
-				c.rows, c.counts = join(causal(0, 0, 18), windowed(1, 60, 3, 40)), []int{1, 21}
+			if j >= 2 {
+				c.rows, c.counts = causal(0, 0, 20), []int{20}
 			}
 			s.attend(c)
 		}
