@@ -27,7 +27,7 @@ var (
 
 // measuredFields differ under --max-draft auto: how much is drafted depends on what
 // rounds cost on this machine.
-var measuredFields = map[string]bool{"x_mlx_dspark.cap": true, "x_mlx_dspark.accept_len": true, "x_mlx_dspark.target_forwards": true}
+var measuredFields = map[string]bool{"x_mlx_dspark.cap": true, "x_mlx_dspark.accept_len": true, "x_mlx_dspark.target_forwards": true, "x_mlx_dspark.lookup_rounds": true}
 
 // realVolatile are keys whose values differ from run to run, or between machines.
 var realVolatile = map[string]bool{"id": true, "created": true, "created_at": true, "item_id": true, "call_id": true, "signature": true,
