@@ -5,7 +5,8 @@
 // [Costs]); the cost model and the caps derived from it ([Costs.Rate],
 // [Costs.BestCap], [Costs.CapAtDepth]); the knee report; the controller
 // behind --max-draft auto, which follows acceptance and measured time and may
-// park speculation altogether ([Controller]); the confidence cut of a drafted
+// park speculation altogether ([Controller], for each request anew with
+// [Controller.Begin]); the confidence cut of a drafted
 // block ([ConfidenceRule]).
 //
 // What must never live here: clocks, models, files. Times are passed in, in
