@@ -157,7 +157,7 @@ func BenchmarkLinear(b *testing.B) {
 }
 
 // BenchmarkToken runs a whole forward pass of SmolLM2-135M's shape with 4-bit
-// weights over 512 cached positions.
+// weights over 512 cached positions: what a step costs by its number of rows.
 func BenchmarkToken(b *testing.B) {
 	if len(Levels()) == 0 {
 		b.Skip("this build has no kernels to measure")
@@ -191,7 +191,7 @@ func BenchmarkToken(b *testing.B) {
 			model[i] = l
 		}
 		head := load(vocab, dim)
-		for _, rows := range []int{1, 2, 4, 8, 64} {
+		for _, rows := range []int{1, 2, 3, 4, 6, 8, 9, 11, 12, 16, 17, 24, 32, 33, 40, 64} {
 			b.Run(fmt.Sprintf("threads=%d/rows=%d", threads, rows), func(b *testing.B) {
 				sc, params := compute.NewScratch(be), compute.NewParams(be)
 				defer sc.Close()

@@ -81,7 +81,7 @@ func New(o Options) (compute.Backend, error) {
 		return nil, fmt.Errorf("cpu: cannot start %d threads", threads)
 	}
 	b := &backend{level: level, pool: pool, exact: o.Exact}
-	b.lower.threads, b.lower.exact, b.lower.lanes = threads, o.Exact, int(level.lanes)
+	b.lower.threads, b.lower.exact = threads, o.Exact
 	return b, nil
 }
 

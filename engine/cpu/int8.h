@@ -230,6 +230,24 @@ INL void block_of(int code, int halves, int bias, int few, const sb_weight *w, c
 // Codes of which most models are made keep two rows in registers.
 INL int has_two(int code) { return code == 4 || code == 6 || code == 8; }
 
+// The packed kinds: code, groups of 16, biased.
+#define EVERY_KIND(DO)                                                \
+	switch (w->code * 4 + (w->pgroup == 16) * 2 + biased(w)) { \
+		DO(2, 0, 1)                                           \
+		DO(2, 1, 1)                                           \
+		DO(3, 0, 1)                                           \
+		DO(3, 1, 1)                                           \
+		DO(4, 0, 1)                                           \
+		DO(5, 0, 1)                                           \
+		DO(6, 0, 1)                                           \
+		DO(6, 1, 1)                                           \
+		DO(8, 0, 0)                                           \
+		DO(8, 0, 1)                                           \
+		DO(SB_CODE_E2M1, 0, 1)                                \
+		DO(SB_CODE_E2M1, 1, 1)                                \
+		DO(SB_CODE_IQ4, 0, 0)                                 \
+	}
+
 #define BLOCK(code, halves, bias)                                               \
 	case (code)*4 + (halves)*2 + (bias):                                    \
 		if (m == 1)                                                     \
@@ -241,75 +259,10 @@ INL int has_two(int code) { return code == 4 || code == 6 || code == 8; }
 		return;
 
 static void packed_block(const sb_weight *w, const uint8_t *block, int64_t m, const record *const *x, vf *z) {
-	switch (w->code * 4 + (w->pgroup == 16) * 2 + biased(w)) {
-		BLOCK(2, 0, 1)
-		BLOCK(2, 1, 1)
-		BLOCK(3, 0, 1)
-		BLOCK(3, 1, 1)
-		BLOCK(4, 0, 1)
-		BLOCK(5, 0, 1)
-		BLOCK(6, 0, 1)
-		BLOCK(6, 1, 1)
-		BLOCK(8, 0, 0)
-		BLOCK(8, 0, 1)
-		BLOCK(SB_CODE_E2M1, 0, 1)
-		BLOCK(SB_CODE_E2M1, 1, 1)
-		BLOCK(SB_CODE_IQ4, 0, 0)
-	}
+	EVERY_KIND(BLOCK)
 }
 
 #if defined(SB_AMX)
-// A block unpacked: for each 32 columns eight vectors of codes; s, b (twice each
-// for halves).
-typedef struct {
-	uint8_t *codes;
-	vf_any *scales;
-} wide_block;
-
-INL void unpack_of(int code, int halves, const sb_weight *w, const uint8_t *p, wide_block to) {
-	const vb table = code < SB_CODE_E2M1 ? (vb){0} : code_table(code);
-	vf s[2], b[2], k[2];
-	s[0] = s[1] = b[0] = b[1] = k[0] = k[1] = (vf){0};
-	for (int64_t t = 0; t < w->cols / 32; t++) {
-		p = scales_at(w, halves, t, p, k, s, b);
-		for (int h = 0; h <= halves; h++, to.scales += 2)
-			to.scales[0] = s[h], to.scales[1] = b[h];
-#pragma GCC unroll 8
-		for (int j = 0; j < 8; j++, to.codes += 4 * W)
-			*(vb_any *)to.codes = code_vector(code, p, j, table);
-		p += code_bits(code) * 4 * W;
-	}
-}
-
-static void unpack_block(const sb_weight *w, const uint8_t *p, wide_block to) {
-	const int halves = w->pgroup == 16;
-	switch (w->code) {
-	case 2:
-		unpack_of(2, halves, w, p, to);
-		return;
-	case 3:
-		unpack_of(3, halves, w, p, to);
-		return;
-	case 4:
-		unpack_of(4, halves, w, p, to);
-		return;
-	case 5:
-		unpack_of(5, halves, w, p, to);
-		return;
-	case 6:
-		unpack_of(6, halves, w, p, to);
-		return;
-	case 8:
-		unpack_of(8, halves, w, p, to);
-		return;
-	case SB_CODE_E2M1:
-		unpack_of(SB_CODE_E2M1, halves, w, p, to);
-		return;
-	case SB_CODE_IQ4:
-		unpack_of(SB_CODE_IQ4, halves, w, p, to);
-	}
-}
-
 // Tiles: 0 sums, 1 sixteen rows of 32 codes of x, 2 eight vectors of weights; 3 and
 // 4 the same for 16 columns.
 enum { AMX_ROWS = 16 };
@@ -322,56 +275,63 @@ static void amx_begin(void) {
 	_tile_loadconfig(&c);
 }
 
-INL void amx_tile_of(int sign, int halves, int bias, const sb_weight *w, wide_block block, const uint8_t *x, int64_t ldx, vf *z) {
-	int32_t sums[2][AMX_ROWS * W] __attribute__((aligned(64)));
-	vf acc[AMX_ROWS];
-#pragma GCC unroll 16
-	for (int i = 0; i < AMX_ROWS; i++)
-		acc[i] = (vf){0};
+// block_of for m rows, a multiple of sixteen, that lie ldx bytes apart.
+INL void amx_block_of(int code, int halves, int bias, const sb_weight *w, const uint8_t *p, int64_t m, const uint8_t *x, int64_t ldx, vf *z) {
+	enum { RING = 4 }; // a tile is loaded while the next ones are written
+	vb codes[RING][8];
+	vi sums[RING][2][AMX_ROWS];
+	const vb table = code < SB_CODE_E2M1 ? (vb){0} : code_table(code);
+	vf s[2], b[2], k[2];
+	s[0] = s[1] = b[0] = b[1] = k[0] = k[1] = (vf){0};
+	for (int64_t i = 0; i < m; i++)
+		z[i] = (vf){0};
 	for (int64_t t = 0; t < w->cols / 32; t++, x += sizeof(record)) {
-		vf s[2], b[2];
-		for (int h = 0; h <= halves; h++, block.scales += 2)
-			s[h] = block.scales[0], b[h] = block.scales[1];
-		if (halves)
-			for (int h = 0; h < 2; h++) {
-				_tile_loadd(3, x + 16 * h, ldx);
-				_tile_loadd(4, block.codes + 512 * t + 256 * h, 64);
+		for (int i = 0; i <= code_bits(code) * 4 * W; i += 64)
+			__builtin_prefetch(p + AHEAD + i);
+		p = scales_at(w, halves, t, p, k, s, b);
+		vb *c = codes[t % RING];
+#pragma GCC unroll 8
+		for (int j = 0; j < 8; j++)
+			c[j] = code_vector(code, p, j, table) ^ (uint8_t)(code_signed(code) ? 128 : 0);
+		p += code_bits(code) * 4 * W;
+		__asm__ volatile("" ::: "memory"); // loads of tiles do not say what they read
+		if (!halves)
+			_tile_loadd(2, c, 64);
+		for (int64_t i = 0; i < m; i += AMX_ROWS) {
+			const uint8_t *y = x + i * ldx;
+			vi(*d)[AMX_ROWS] = sums[(t + i / AMX_ROWS) % RING];
+			if (halves)
+				for (int h = 0; h < 2; h++) {
+					_tile_loadd(3, y + 16 * h, ldx);
+					_tile_loadd(4, c + 4 * h, 64);
+					_tile_zero(0);
+					_tile_dpbsud(0, 3, 4);
+					_tile_stored(0, d[h], 64);
+				}
+			else {
+				_tile_loadd(1, y, ldx);
 				_tile_zero(0);
-				_tile_dpbsud(0, 3, 4);
-				_tile_stored(0, sums[h], 64);
+				if (code_signed(code))
+					_tile_dpbssd(0, 1, 2);
+				else
+					_tile_dpbsud(0, 1, 2);
+				_tile_stored(0, d[0], 64);
 			}
-		else {
-			_tile_loadd(1, x, ldx);
-			_tile_loadd(2, block.codes + 512 * t, 64);
-			_tile_zero(0);
-			if (sign)
-				_tile_dpbssd(0, 1, 2);
-			else
-				_tile_dpbsud(0, 1, 2);
-			_tile_stored(0, sums[0], 64);
-		}
+			__asm__ volatile("" ::: "memory");
 #pragma GCC unroll 16
-		for (int i = 0; i < AMX_ROWS; i++) {
-			vi d[2] = {*(vi *)(sums[0] + i * W), halves ? *(vi *)(sums[1] + i * W) : (vi){0}};
-			acc[i] = add_columns(halves, bias, acc[i], (const record *)(x + i * ldx), d, s, b);
+			for (int j = 0; j < AMX_ROWS; j++) {
+				const vi both[2] = {d[0][j], halves ? d[1][j] : (vi){0}};
+				z[i + j] = add_columns(halves, bias, z[i + j], (const record *)(y + j * ldx), both, s, b);
+			}
 		}
 	}
-#pragma GCC unroll 16
-	for (int i = 0; i < AMX_ROWS; i++)
-		z[i] = acc[i];
 }
 
-// Sixteen rows of an unpacked block with signed codes not flipped.
-static void amx_tile(const sb_weight *w, wide_block block, const uint8_t *x, int64_t ldx, vf *z) {
-	const int bias = biased(w);
-	if (w->pgroup == 16)
-		amx_tile_of(0, 1, 1, w, block, x, ldx, z);
-	else if (!code_signed(w->code))
-		amx_tile_of(0, 0, 1, w, block, x, ldx, z);
-	else if (bias)
-		amx_tile_of(1, 0, 1, w, block, x, ldx, z);
-	else
-		amx_tile_of(1, 0, 0, w, block, x, ldx, z);
+#define AMX_BLOCK(code, halves, bias) \
+	case (code)*4 + (halves)*2 + (bias): amx_block_of(code, halves, bias, w, block, m, x, ldx, z); return;
+
+static void amx_block(const sb_weight *w, const uint8_t *block, int64_t m, const uint8_t *x, int64_t ldx, vf *z) {
+	EVERY_KIND(AMX_BLOCK)
 }
 #endif
 #endif

@@ -172,19 +172,9 @@ static void run_linear8(const sb_linear *a, int64_t chunk, uint8_t *scratch) {
 }
 
 #if defined(SB_AMX)
-// Bytes of scratch of a block unpacked.
-INL int64_t wide_bytes(int64_t cols) { return cols * W + cols / 32 * 4 * sizeof(vf); }
-
-INL void wide_init(const sb_weight *w, int64_t o, wide_block to) {
-	unpack_block(w, block_at(w, 0, o), to);
-	if (code_signed(w->code))
-		for (int64_t i = 0; i < w->cols * W; i += 4 * W)
-			*(vb_any *)(to.codes + i) ^= 128;
-	__asm__ volatile("" ::: "memory"); // loads of tiles do not say what they read
-}
-
 // From twelve rows on; the level below does the rest.
 static void run_amx(const void *args, int64_t chunk, uint8_t *scratch) {
+	enum { TALL = 64 };
 	const sb_linear *a = args;
 	const sb_weight *w = (const sb_weight *)a->w, *up = (const sb_weight *)a->up;
 	linear_part l;
@@ -193,21 +183,18 @@ static void run_amx(const void *args, int64_t chunk, uint8_t *scratch) {
 		return;
 	}
 	part_of_linear(a, chunk, &l);
-	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows), size = wide_bytes(w->cols);
-	wide_block wide = {scratch, (vf_any *)(scratch + w->cols * W)}, wide_up = {scratch + size, (vf_any *)(scratch + size + w->cols * W)};
-	float *abuf = (float *)(scratch + 2 * size);
-	vf z[AMX_ROWS], u[AMX_ROWS];
-	const uint8_t *q = (const uint8_t *)a->q;
+	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows);
+	vf z[TALL], u[TALL];
 	amx_begin();
-	for (int64_t o = o0; o < o1; o += W) {
-		wide_init(w, o, wide);
-		if (up)
-			wide_init(up, o, wide_up);
-		for (int64_t i = 0; i < l.rows; i += AMX_ROWS) { // rows of x are padded to sixteen
-			amx_tile(w, wide, q + i * a->q_row, a->q_row, z);
+	for (int64_t i = 0, m; i < l.rows; i += m) {
+		m = min64(TALL, l.rows - i);
+		const int64_t tall = (m + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS; // rows of x are padded to sixteen
+		const uint8_t *x = (const uint8_t *)a->q + i * a->q_row;
+		for (int64_t o = o0; o < o1; o += W) {
+			amx_block(w, block_at(w, 0, o), tall, x, a->q_row, z);
 			if (up)
-				amx_tile(up, wide_up, q + i * a->q_row, a->q_row, u);
-			finish8(a, &l, i, min64(AMX_ROWS, l.rows - i), o, min64(W, o1 - o), z, u, abuf);
+				amx_block(up, block_at(up, 0, o), tall, x, a->q_row, u);
+			finish8(a, &l, i, m, o, min64(W, o1 - o), z, u, (float *)scratch);
 		}
 	}
 	_tile_release();

@@ -22,7 +22,6 @@ import (
 type lowerer struct {
 	threads int
 	exact   bool
-	lanes   int // floats of a vector
 
 	n       int       // ops
 	list    memory    // sb_op
@@ -417,11 +416,9 @@ type rw struct {
 	in  [2]C.sb_view
 }
 
-// needLinear is the scratch of a Linear: rows of W and Up as float32, or a block
-// of each as codes (wide_bytes of linear.h), and a row of an adapter.
-func (l *lowerer) needLinear(cols, rank int) {
-	l.need(2*max(outBlock*padded(cols), padded(cols)/4*l.lanes+padded(cols)/32*4*l.lanes) + padded(rank))
-}
+// needLinear is the scratch of a Linear: rows of W and Up as float32, and a row of
+// an adapter.
+func (l *lowerer) needLinear(cols, rank int) { l.need(2*outBlock*padded(cols) + padded(rank)) }
 
 func (l *lowerer) linear(o compute.Linear) error {
 	w, err := weight(o.W)
