@@ -302,7 +302,7 @@ func TestControllerFollowsTheText(t *testing.T) {
 // speculation comes back all the same once drafts are good again.
 func TestPatientController(t *testing.T) {
 	costs := &Costs{Verify: NewCurve(map[int]float64{1: 40, 2: 56, 8: 152}), Drafter: NewCurve(map[int]float64{1: 9, 7: 11})}
-	c := NewController(costs, ControllerConfig{MaxCap: 7, Park: true, Patient: true}).Begin()
+	c := NewController(costs, ControllerConfig{MaxCap: 7, Park: true, Patient: true}).Begin(0)
 	play := func(rounds int, all bool) (drafted int, lost float64) {
 		spent, tokens := 0.0, 0
 		for range rounds {

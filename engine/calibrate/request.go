@@ -50,9 +50,10 @@ func (t *trials) p(prior float64) float64 {
 	return (priorWeight*prior + t.hits) / (priorWeight + t.tries)
 }
 
-// Begin returns the controller of one request. One that is not patient goes on as
-// before.
-func (c *Controller) Begin() *Controller {
+// Begin returns the controller of one request, whose prompt has depth tokens. One
+// that is not patient goes on as before.
+func (c *Controller) Begin(depth int) *Controller {
+	c.depth = depth
 	if !c.patient {
 		return c
 	}
