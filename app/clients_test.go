@@ -196,6 +196,8 @@ func TestCompletion(t *testing.T) {
 		"serve --mode ":              {"dspark", "lookup"},
 		"serve --model ":             {"mine", "demo"},
 		"serve --compat ":            {"mlx-lm"},
+		"serve --activations ":       {"f32", "f16", "bf16"},
+		"serve --identity ":          {"strict", "relaxed"},
 		"config set ":                {"server.port\tport to listen on"},
 		"config set ui.detail ":      {"simple", "developer"},
 		"config set memory.guard ":   {"true", "false"},

@@ -36,7 +36,7 @@ func complete(root *cobra.Command) {
 		}
 	}
 	flags := map[string]cobra.CompletionFunc{"mode": choose(engine.Modes...), "reasoning-effort": choose(engine.Efforts...), "compat": choose("sparkbar", "mlx-lm"),
-		"log-level": choose("debug", "info", "warn", "error"), "backend": choose("auto", "cpu", "metal", "reference"), "kv-bits": choose("0", "4", "8"), "model": local(false), "max-draft": choose("auto")}
+		"log-level": choose("debug", "info", "warn", "error"), "backend": choose("auto", "cpu", "metal", "reference"), "identity": choose("strict", "relaxed"), "activations": choose("f32", "f16", "bf16"), "kv-bits": choose("0", "4", "8"), "model": local(false), "max-draft": choose("auto")}
 	args := map[string]cobra.CompletionFunc{"show": local(false), "rm": local(true), "integrations": clientIDs, "get": settingKeys, "set": settingKeys, "unset": settingKeys,
 		"pull": func(*cobra.Command, []string, string) (list []cobra.Completion, _ cobra.ShellCompDirective) {
 			for _, r := range engine.Registry() {

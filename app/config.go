@@ -114,6 +114,8 @@ func modelFlags(cmd *cobra.Command) {
 	f.Int("threads", 0, "threads of the CPU backend (0 = all cores)")
 	f.Bool("exact", false, "float32 arithmetic everywhere (slower)")
 	f.String("backend", "auto", "auto (metal where its kernels pass their trials on this machine, else cpu), cpu, metal or reference")
+	f.String("identity", "strict", "of the metal backend: strict (speculation changes no token) or relaxed (9 to 16 rows may use the matrix units, which round otherwise)")
+	f.String("activations", "f32", "of the metal backend: what lies between operations, f32, f16 or bf16; sums are float32")
 	takeUnused(f, unusedModelFlags)
 }
 

@@ -95,7 +95,11 @@ func (r *kernelReport) model(ctx context.Context, v *config) error {
 	on := true
 	load.Warmup = &on
 	r.Model = load.Model
-	eng := bareEngine(v, metalOn(v, metalkern.Trials{Again: true, Heard: func(t metalkern.Trial) {
+	o, _, err := metalOptions(v)
+	if err != nil {
+		return &usageError{err}
+	}
+	eng := bareEngine(v, metalOn(v, o, metalkern.Trials{Again: true, Heard: func(t metalkern.Trial) {
 		k := kernelTrial{Kernel: t.Kernel, Variant: t.Variant, Shape: t.Key, OK: t.Why == nil, MicroSec: float64(t.Took) / float64(time.Microsecond), Chosen: t.Chosen}
 		if t.Why != nil {
 			k.Why = t.Why.Error()

@@ -13,7 +13,7 @@ import (
 // allowed is the import table of the house: which rooms a room may enter. A
 // room that is not listed here may not exist.
 var allowed = map[string][]string{
-	"app":                         {"app/cocoa", "app/menubar", "metalkern", "httpapi", "httpapi/client", "engine", "engine/cache", "engine/calibrate", "engine/checkpoint", "engine/compute", "engine/cpu", "engine/machine", "engine/models", "engine/telemetry", "engine/wholefile", "resources"},
+	"app":                         {"app/cocoa", "app/menubar", "metalkern", "httpapi", "httpapi/client", "engine", "engine/cache", "engine/calibrate", "engine/checkpoint", "engine/compute", "engine/cpu", "engine/layout", "engine/machine", "engine/models", "engine/telemetry", "engine/wholefile", "resources"},
 	"app/menubar":                 {"httpapi/client"},
 	"app/cocoa":                   {"app/menubar"},
 	"httpapi":                     {"engine", "engine/calibrate", "engine/telemetry", "engine/models"},

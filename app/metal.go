@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
+	"sparkbar/engine/layout"
 	"sparkbar/engine/machine"
 	"sparkbar/metalkern"
 )
@@ -14,30 +16,56 @@ import (
 // openGPU opens the GPU of this machine; tests put an emulated one in its place.
 var openGPU = metalkern.Open
 
-// metalOn opens the Metal backend. No developer of this program has run it on a
-// GPU: each kernel is tried with the sizes of the model before it is relied on,
-// once for each machine, system build and version.
-func metalOn(v *config, o metalkern.Trials) func() (compute.Backend, error) {
-	o.Judge = func() (compute.Backend, error) {
+// metalOptions reads the flags that are for the Metal backend alone, and returns those
+// that ask for something else than what it does by itself.
+func metalOptions(v *config) (o metalkern.Options, flags string, err error) {
+	var given []string
+	switch s := v.GetString("activations"); s {
+	case "", "f32": // a command may not have the flag
+	case "f16", "bf16":
+		o.Activations = map[string]layout.DType{"f16": layout.F16, "bf16": layout.BF16}[s]
+		given = append(given, "--activations "+s)
+	default:
+		return o, "", fmt.Errorf("--activations must be f32, f16 or bf16, got '%s'", s)
+	}
+	switch s := v.GetString("identity"); s {
+	case "", "strict":
+	case "relaxed":
+		o.Relaxed = true
+		given = append(given, "--identity relaxed")
+	default:
+		return o, "", fmt.Errorf("--identity must be strict or relaxed, got '%s'", s)
+	}
+	return o, strings.Join(given, " "), nil
+}
+
+// metalOn opens the Metal backend; where that fails, models run on the CPU. No
+// developer of this program has run it on a GPU: each kernel is tried with the sizes of
+// the model before it is relied on, once for each machine, system build and version.
+func metalOn(v *config, o metalkern.Options, t metalkern.Trials) func() (compute.Backend, error) {
+	t.Judge = func() (compute.Backend, error) {
 		return cpu.New(cpu.Options{Threads: v.GetInt("threads"), Exact: true})
 	}
 	chip := machine.ReadChip()
-	o.Machine = fmt.Sprintf("%s, %s %s (%s), sparkbar %s", chip.Name, chip.OS, chip.OSVersion, chip.OSBuild, version)
+	t.Machine = fmt.Sprintf("%s, %s %s (%s)", chip.Name, chip.OS, chip.OSVersion, chip.OSBuild)
+	t.Version = "sparkbar " + version
 	archive := ""
 	if dir, err := os.UserCacheDir(); err == nil {
-		o.Dir = filepath.Join(dir, "sparkbar", "metal")
-		if os.MkdirAll(o.Dir, 0o755) == nil {
-			archive, _ = metalkern.ArchiveIn(o.Dir, o.Machine) // "" = kernels are compiled at each start
+		t.Dir = filepath.Join(dir, "sparkbar", "metal")
+		if os.MkdirAll(t.Dir, 0o755) == nil {
+			archive, _ = metalkern.ArchiveIn(t.Dir, t.Machine+", "+t.Version) // "" = kernels are compiled at each start
 		}
 	}
 	return func() (compute.Backend, error) {
 		d, err := openGPU(archive)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w: %w", compute.ErrUnfit, err)
 		}
+		t := t
+		t.Machine = d.Name() + ", " + t.Machine
 		o := o
-		o.Machine = d.Name() + ", " + o.Machine
-		return metalkern.New(d, metalkern.Options{Trials: &o}), nil
+		o.Trials = &t
+		return metalkern.New(d, o), nil
 	}
 }
 
@@ -53,20 +81,14 @@ func hasGPU() error {
 // drilled opens a backend like the one that models run on, for the drills: they
 // know nothing of the rounding of activations, and need no trials.
 func drilled(v *config) (compute.Backend, error) {
-	open, _, err := backendOf(v)
-	if err != nil {
+	c, err := backendOf(v)
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	b, err := open()
-	if err != nil || b.Name() == "reference" {
-		return b, err
-	}
-	metal := b.Name() == "metal"
-	if err := b.Close(); err != nil {
-		return nil, err
-	}
-	if !metal {
+	case c.name == "cpu":
 		return cpu.New(cpu.Options{Threads: v.GetInt("threads"), Exact: true})
+	case c.name != "metal":
+		return c.open()
 	}
 	d, err := openGPU("")
 	if err != nil {

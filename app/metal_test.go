@@ -11,7 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/viper"
+
 	"sparkbar/engine"
+	"sparkbar/engine/compute"
+	"sparkbar/engine/layout"
 	"sparkbar/metalkern"
 	"sparkbar/metalkern/metaltest"
 )
@@ -166,5 +170,66 @@ func TestAutoBackend(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// TestMetalFlags: what is for the metal backend reaches it, and is refused where there
+// is another one; a GPU that cannot be used is told of.
+func TestMetalFlags(t *testing.T) {
+	chosen := func(flags ...string) (backendChoice, error) {
+		v := viper.New()
+		v.Set("backend", "auto")
+		for i := 0; i < len(flags); i += 2 {
+			v.Set(flags[i], flags[i+1])
+		}
+		return backendOf(&config{Viper: v})
+	}
+	old := openGPU
+	t.Cleanup(func() { openGPU = old })
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	openGPU = func(string) (metalkern.Device, error) { return metalkern.NewRecorder(), nil }
+	for _, c := range []struct {
+		activations, identity string
+		want                  layout.DType
+		rounding              string
+	}{{"f32", "strict", layout.F32, ""}, {"f16", "strict", layout.F16, "--activations f16"}, {"bf16", "relaxed", layout.BF16, "--activations bf16 --identity relaxed"}} {
+		x, err := chosen("activations", c.activations, "identity", c.identity)
+		if err != nil || x.name != "metal" || x.fallback == nil || x.rounding != c.rounding || len(x.findings()) > 0 {
+			t.Fatalf("%+v: %+v, %v", c, x, err)
+		}
+		b, err := x.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := b.(interface{ Activations() layout.DType }).Activations(); got != c.want {
+			t.Errorf("--activations %s: %v", c.activations, got)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	x, err := chosen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	openGPU = func(string) (metalkern.Device, error) { return nil, errors.New("planted: no command queue") }
+	if _, err := x.open(); !errors.Is(err, compute.ErrUnfit) || !strings.Contains(err.Error(), "planted") {
+		t.Errorf("a GPU that went away before the load: %v", err)
+	}
+	x, err = chosen()
+	if f := x.findings(); err != nil || x.name != "cpu" || len(f) != 1 || !strings.Contains(f[0].Message, "planted") {
+		t.Errorf("a GPU that cannot be used: %+v, %+v, %v", x, x.findings(), err)
+	}
+	if _, err := chosen("activations", "f16"); err == nil || !strings.Contains(err.Error(), "--activations f16 is for the metal backend") || !strings.Contains(err.Error(), "planted") {
+		t.Errorf("auto without a GPU: %v", err)
+	}
+	openGPU = func(string) (metalkern.Device, error) { return nil, metalkern.ErrNoDevice }
+	if x, err := chosen(); err != nil || x.name != "cpu" || len(x.findings()) > 0 {
+		t.Errorf("no GPU: %+v, %v", x, err)
+	}
+	for _, name := range []string{"cpu", "reference"} {
+		if _, err := chosen("backend", name, "identity", "relaxed"); err == nil || exitCode(err) != 2 || !strings.Contains(err.Error(), "--identity relaxed is for the metal backend, and --backend is "+name) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -96,17 +96,19 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	if v.GetBool("no-prefix-cache") || slots == 0 {
 		slots = -1
 	}
-	backend, fallback, err := backendOf(v)
+	backend, err := backendOf(v)
 	if err != nil {
 		return nil, err
 	}
 	disk, diskErr := prefixDisk(v, slots)
 	places, hub, hubErr := storage(v)
-	o := engine.Options{Version: version, Backend: backend, Fallback: fallback, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
+	o := engine.Options{Version: version, Backend: backend.open, Fallback: backend.fallback, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
 		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), MaxBatch: v.GetInt("max-batch"), Chunk: v.GetInt("prefill-step-size"), Slots: slots, Memory: machine.ReadMemory, Thermal: machine.ReadThermal, Chip: machine.ReadChip(),
-		Disk: disk, Arithmetic: fmt.Sprintf("exact=%v %s", v.GetBool("exact"), strings.Join(cpu.Levels(), ",")),
-		Findings: func() []engine.Finding { return append(findings(v.now(), hubErr), diskFindings(disk, diskErr)...) }}
+		Disk: disk, Arithmetic: fmt.Sprintf("exact=%v %s", v.GetBool("exact"), strings.TrimSpace(strings.Join(cpu.Levels(), ",")+" "+backend.rounding)),
+		Findings: func() []engine.Finding {
+			return slices.Concat(findings(v.now(), hubErr), diskFindings(disk, diskErr), backend.findings())
+		}}
 	if v.IsSet("prefix-cache-rungs") {
 		if o.Rungs = v.GetInt("prefix-cache-rungs"); o.Rungs <= 0 {
 			o.Rungs = -1 // none
@@ -211,31 +213,63 @@ func findings(v *config, hubErr error) []engine.Finding {
 	return list
 }
 
-// backendOf checks the backend flags once, before anything is loaded. fallback is
-// for models that the backend cannot run on this machine; nil = there is none.
-func backendOf(v *config) (open, fallback func() (compute.Backend, error), err error) {
+// backendChoice is what the backend flags ask for.
+type backendChoice struct {
+	name string // of the backend that open makes
+	open func() (compute.Backend, error)
+	// fallback is for models that the backend cannot run on this machine; nil = there
+	// is none.
+	fallback func() (compute.Backend, error)
+	rounding string // what of the flags makes its results round differently
+	noGPU    error  // why auto is not metal here, where there should be a GPU
+}
+
+// findings says that there is a GPU that cannot be used.
+func (c backendChoice) findings() []engine.Finding {
+	if c.noGPU == nil {
+		return nil
+	}
+	return []engine.Finding{{Code: "gpu", Level: engine.LevelAttention, Message: "models run on the CPU because the GPU cannot be used: " + c.noGPU.Error(), Fix: "run `sparkbar doctor --kernels`; --backend cpu says that the CPU is meant"}}
+}
+
+// backendOf checks the backend flags once, before anything is loaded.
+func backendOf(v *config) (backendChoice, error) {
 	o := cpu.Options{Threads: v.GetInt("threads"), Exact: v.GetBool("exact")}
 	onCPU := func() (compute.Backend, error) { return cpu.New(o) }
-	switch name := v.GetString("backend"); name {
+	fail := func(err error) (backendChoice, error) { return backendChoice{}, &usageError{err} }
+	metal, flag, err := metalOptions(v)
+	if err != nil {
+		return fail(err)
+	}
+	name := v.GetString("backend")
+	if flag != "" && (name == "cpu" || name == "reference") {
+		return fail(fmt.Errorf("%s is for the metal backend, and --backend is %s; leave one of them out", flag, name))
+	}
+	switch name {
 	case "reference":
-		return func() (compute.Backend, error) { return compute.NewReference(), nil }, nil, nil
+		return backendChoice{name: name, open: func() (compute.Backend, error) { return compute.NewReference(), nil }}, nil
 	case "auto", "cpu", "metal":
 		b, err := onCPU()
 		if err != nil {
-			return nil, nil, &usageError{err}
+			return fail(err)
 		}
 		if err := b.Close(); err != nil || name == "cpu" {
-			return onCPU, nil, err
+			return backendChoice{name: "cpu", open: onCPU}, err
 		}
+		c := backendChoice{name: "cpu", open: onCPU}
 		switch err := hasGPU(); {
 		case err == nil:
-			return metalOn(v, metalkern.Trials{}), onCPU, nil
+			return backendChoice{name: "metal", open: metalOn(v, metal, metalkern.Trials{}), fallback: onCPU, rounding: flag}, nil
 		case name == "metal":
-			return nil, nil, &usageError{fmt.Errorf("--backend metal: %w; use --backend cpu", err)}
+			return fail(fmt.Errorf("--backend metal: %w; use --backend cpu", err))
+		case flag != "":
+			return fail(fmt.Errorf("%s is for the metal backend, which this machine cannot use: %w; leave it out", flag, err))
+		case !errors.Is(err, metalkern.ErrNoDevice):
+			c.noGPU = err
 		}
-		return onCPU, nil, nil
+		return c, nil
 	default:
-		return nil, nil, &usageError{fmt.Errorf("--backend must be auto, cpu, metal or reference, got '%s'", name)}
+		return fail(fmt.Errorf("--backend must be auto, cpu, metal or reference, got '%s'", name))
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-	"unsafe"
 
 	"sparkbar/engine/compute"
 	"sparkbar/engine/layout"
@@ -78,7 +77,7 @@ func (b *backend) lose(err error) error {
 	hung.Lock()
 	hung.devices = append(hung.devices, b.dev)
 	hung.Unlock()
-	b.lost = &UnfitError{Kernel: "the GPU", Why: err}
+	b.lost = &unfitError{"the GPU", err}
 	return b.lost
 }
 
@@ -104,7 +103,7 @@ func New(d Device, o Options) compute.Backend {
 	}
 	if o.Trials != nil {
 		b.trials = newRehearsal(*o.Trials)
-		b.choices.listen, pipes.failed = true, map[uint32]error{}
+		pipes.failed = map[uint32]error{}
 	}
 	return b
 }
@@ -147,8 +146,8 @@ type loaded struct {
 	weight, scales, biases Memory
 }
 
-// Load wraps the bytes of m where they lie. Bytes that do not begin at a multiple
-// of 4, or that the device cannot map, are copied.
+// Load wraps the bytes of m where they lie. Bytes that the device cannot map are
+// copied.
 func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 	if m.Rows > 0 && m.Cols > 0 {
 		if err := m.Check(); err != nil {
@@ -174,11 +173,9 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 		if len(part.bytes) == 0 {
 			continue
 		}
-		if uintptr(unsafe.Pointer(&part.bytes[0]))%4 == 0 {
-			if mem, err := b.dev.Wrap(part.bytes); err == nil {
-				*part.to = mem
-				continue
-			}
+		if mem, err := b.dev.Wrap(part.bytes); err == nil {
+			*part.to = mem
+			continue
 		}
 		mem, err := b.dev.Alloc(len(part.bytes))
 		if err != nil {
@@ -186,9 +183,6 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 			return nil, fmt.Errorf("%s: %w", m.Name, err)
 		}
 		copy(mem.Bytes, part.bytes)
-		if r, ok := b.dev.(*Recorder); ok {
-			r.CopiedWeights += int64(len(part.bytes))
-		}
 		*part.to, w.Repacked = mem, true
 	}
 	return w, nil

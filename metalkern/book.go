@@ -18,20 +18,28 @@ import (
 	"sparkbar/engine/wholefile"
 )
 
-// book is what is known of the kernels on this machine for one shape of model: a
-// file that is trusted only whole and only where all it holds for is the same.
+// book is what is known of the kernels on this machine, in two files that are trusted
+// only whole and only where all they hold for is the same: one of a model's shape, with
+// choices and wrong results, and one of the machine, with what hung, crashed or failed
+// there (hard faults), whatever the model.
 //
-// Beside it lies, while a variant runs for the first time, a file that names it:
-// found at a later start, it says that the variant took the process, or the
+// Beside the latter lies, while a dispatch runs for the first time, a file that names
+// it: found at a later start, it says that the dispatch took the process, or the
 // machine, with it.
 type book struct {
-	path    string // "" = nothing is kept
-	machine string
-	shape   string
+	kept    bool // in files; else for as long as the process lives
+	model   page
+	machine page
 	chosen  map[Key]string
 	proven  map[uint64]bool
 	faults  []fault
-	changed bool
+	again   bool // what the model's file has is not wanted; the next save replaces it
+}
+
+// page is one of the files, and what it holds for.
+type page struct {
+	path, machine, shape string
+	changed              bool // there is more than it has
 }
 
 // fault is a variant that must not run.
@@ -69,17 +77,13 @@ type trialNote struct {
 
 // shape names what a choice depends on besides the machine: the formats and sizes
 // of the model's weights, the kernels' sources, and how they are used.
-func (r *rehearsal) shape(o Options) (string, error) {
-	sum, err := sourcesSum()
-	if err != nil {
-		return "", err
-	}
+func (r *rehearsal) shape(sources string, o Options) string {
 	h := sha256.New()
-	fmt.Fprintln(h, sum, variants, o.Activations, o.Relaxed)
+	fmt.Fprintln(h, sources, variants, o.Activations, o.Relaxed)
 	for _, f := range slices.Sorted(maps.Keys(r.formats)) {
 		fmt.Fprintln(h, f)
 	}
-	return hex.EncodeToString(h.Sum(nil)[:16]), nil
+	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
 // sourcesSum is the hash of all kernel files.
@@ -101,30 +105,31 @@ func short(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// openBook reads what is kept; what cannot be trusted counts as nothing.
-func openBook(o Trials, shape string) (*book, error) {
-	b := &book{machine: o.Machine, shape: shape, chosen: map[Key]string{}, proven: map[uint64]bool{}}
-	if o.Dir == "" {
-		return b, nil
+// openBook reads what is kept; what cannot be trusted counts as nothing, and where
+// nothing can be written nothing is kept.
+func openBook(o Trials, shape, sources string) *book {
+	b := &book{chosen: map[Key]string{}, proven: map[uint64]bool{}, again: o.Again}
+	if o.Dir == "" || os.MkdirAll(o.Dir, 0o755) != nil {
+		return b
 	}
-	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
-		return nil, fmt.Errorf("what is known of the kernels cannot be kept: %w", err)
+	open := func(kind, machine, shape string) page {
+		return page{path: filepath.Join(o.Dir, kind+"-"+short(machine+"\n"+shape)+".json"), machine: machine, shape: shape}
 	}
-	b.path = filepath.Join(o.Dir, "kernels-"+short(o.Machine+"\n"+shape)+".json")
-	b.read()
-	if o.Again {
-		clear(b.chosen)
-		clear(b.proven)
-		b.faults = slices.DeleteFunc(b.faults, func(f fault) bool { return !f.Hard })
-	}
-	return b, nil
+	b.kept = true
+	b.model, b.machine = open("kernels", o.Machine+", "+o.Version, shape), open("faults", o.Machine, sources)
+	b.model.changed = o.Again
+	return b
 }
 
-func (b *book) where() string {
-	if b.path == "" {
-		return "above"
+// known is the error of a fault that was found before.
+func (b *book) known(f *fault) error {
+	switch {
+	case !b.kept:
+		return fmt.Errorf("%s; this was found before", f.Why)
+	case f.Hard:
+		return fmt.Errorf("%s; this was found before, see %s", f.Why, b.machine.path)
 	}
-	return b.path
+	return fmt.Errorf("%s; this was found before, see %s", f.Why, b.model.path)
 }
 
 // readFile reads a file of ours of at most a size.
@@ -151,31 +156,54 @@ func (f bookFile) sum() string {
 	return hex.EncodeToString(s[:])
 }
 
-// read adds what the file has.
-func (b *book) read() {
-	text, err := readFile(b.path, mostBook)
+// read returns what the file has.
+func (p page) read() (f bookFile, ok bool) {
+	text, err := readFile(p.path, mostBook)
 	if err != nil {
-		return
+		return f, false
 	}
-	var f bookFile
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
-	if d.Decode(&f) != nil || f.Format != bookFormat || f.Machine != b.machine || f.Shape != b.shape || f.Sum == "" || f.Sum != f.sum() {
-		return
+	if d.Decode(&f) != nil || f.Format != bookFormat || f.Machine != p.machine || f.Shape != p.shape || f.Sum == "" || f.Sum != f.sum() {
+		return bookFile{}, false
 	}
-	for k, name := range f.Chosen {
-		if slices.ContainsFunc(variants[k.Kernel], func(v Variant) bool { return v.Name == name }) {
+	return f, true
+}
+
+// write writes the file, unless nothing is new. What cannot be kept is tried again at
+// the next start.
+func (p *page) write(f bookFile) bool {
+	if !p.changed {
+		return false
+	}
+	f.Format, f.Machine, f.Shape = bookFormat, p.machine, p.shape
+	f.Sum = f.sum()
+	text, err := json.MarshalIndent(f, "", " ")
+	if err == nil {
+		err = wholefile.Write(p.path, text, 0o644)
+	}
+	p.changed = err != nil
+	return err == nil
+}
+
+// read adds what the files have: another process may have written them since.
+func (b *book) read() {
+	machine, _ := b.machine.read()
+	var model bookFile
+	if !b.again {
+		model, _ = b.model.read()
+	}
+	for _, x := range slices.Concat(machine.Faults, model.Faults) {
+		b.note(x)
+	}
+	for k, name := range model.Chosen {
+		if _, mine := b.chosen[k]; !mine && b.banned(k, name) == nil && slices.ContainsFunc(variants[k.Kernel], func(v way) bool { return v.Name == name }) {
 			b.chosen[k] = name
 		}
 	}
-	for _, s := range f.Proven {
+	for _, s := range model.Proven {
 		if n, err := strconv.ParseUint(s, 16, 64); err == nil {
 			b.proven[n] = true
-		}
-	}
-	for _, x := range f.Faults {
-		if !slices.Contains(b.faults, x) {
-			b.faults = append(b.faults, x)
 		}
 	}
 }
@@ -183,58 +211,59 @@ func (b *book) read() {
 // apply makes the choices those of the book.
 func (b *book) apply(c *choices) {
 	for k, name := range b.chosen {
-		c.chosen[k] = slices.IndexFunc(variants[k.Kernel], func(v Variant) bool { return v.Name == name })
+		c.chosen[k] = slices.IndexFunc(variants[k.Kernel], func(v way) bool { return v.Name == name })
 	}
 }
 
-// lock keeps other processes from trying kernels at the same time, and takes note
-// of a trial that was never ended. Where another process holds the lock, this one
-// keeps nothing.
+// lock keeps other processes from trying kernels at the same time, reads what they
+// have found, and takes note of a trial that was never ended. Where another process
+// holds the lock, this one keeps nothing.
 func (b *book) lock() (unlock func()) {
-	if b.path == "" {
+	if !b.kept {
 		return func() {}
 	}
-	path := b.path
-	nothing := func() { b.path = path }
-	f, err := os.OpenFile(strings.TrimSuffix(path, ".json")+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	b.read()
+	nothing := func() { b.kept = true }
+	f, err := os.OpenFile(strings.TrimSuffix(b.machine.path, ".json")+".lock", os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
-		b.path = ""
+		b.kept = false
 		return nothing
 	}
 	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 		f.Close()
-		b.path = ""
+		b.kept = false
 		return nothing
 	}
-	if text, err := readFile(b.note(), mostBook); err == nil {
+	b.read() // again: the lock may have come free just now
+	if text, err := readFile(b.tryingPath(), mostBook); err == nil {
 		var n trialNote
-		if json.Unmarshal(text, &n) == nil && n.Machine == b.machine && n.Key.Kernel != "" {
+		if json.Unmarshal(text, &n) == nil && n.Machine == b.machine.machine && n.Key.Kernel != "" {
 			b.blame(n.Key, n.Variant, "it ended the process, or hung, when it was tried", true)
 			b.save()
 		}
-		_ = os.Remove(b.note())
+		_ = os.Remove(b.tryingPath())
 	}
 	return func() { f.Close() }
 }
 
-func (b *book) note() string { return strings.TrimSuffix(b.path, ".json") + ".trying" }
+func (b *book) tryingPath() string { return strings.TrimSuffix(b.machine.path, ".json") + ".trying" }
 
 // trying notes that a variant is about to run for the first time; tried that it
 // came back.
 func (b *book) trying(k Key, name string) {
-	if b.path == "" {
+	if !b.kept {
 		return
 	}
-	text, err := json.Marshal(trialNote{b.machine, k, name})
+	text, err := json.Marshal(trialNote{b.machine.machine, k, name})
 	if err == nil {
-		err = wholefile.Write(b.note(), text, 0o644)
+		err = wholefile.Write(b.tryingPath(), text, 0o644)
 	}
 	_ = err // a disk that is full keeps nobody from working
 }
 
 func (b *book) tried() {
-	if b.path != "" {
-		_ = os.Remove(b.note())
+	if b.kept {
+		_ = os.Remove(b.tryingPath())
 	}
 }
 
@@ -248,36 +277,46 @@ func (b *book) banned(k Key, name string) *fault {
 	return nil
 }
 
+// note adds a fault, once, and reports whether it is new. A variant that is not to
+// run is no longer chosen; what was tried with it is tried with another one (tried).
+func (b *book) note(f fault) bool {
+	if slices.ContainsFunc(b.faults, func(o fault) bool { return o.Key == f.Key && o.Variant == f.Variant && o.Hard == f.Hard }) {
+		return false
+	}
+	b.faults = append(b.faults, f)
+	maps.DeleteFunc(b.chosen, func(o Key, v string) bool {
+		return v == f.Variant && (o == f.Key || f.Hard && o.Kernel == f.Key.Kernel)
+	})
+	return true
+}
+
 func (b *book) blame(k Key, name, why string, hard bool) {
 	if len(why) > 1000 {
 		why = why[:1000]
 	}
-	b.faults = append(b.faults, fault{k, name, strings.ToValidUTF8(why, ""), hard})
-	maps.DeleteFunc(b.chosen, func(o Key, v string) bool { return v == name && (o == k || hard && o.Kernel == k.Kernel) })
-	if hard {
-		clear(b.proven) // what was tried with it is tried with another one
+	if b.note(fault{k, name, strings.ToValidUTF8(why, ""), hard}) {
+		b.model.changed = true
+		b.machine.changed = b.machine.changed || hard
 	}
-	b.changed = true
 }
 
-func (b *book) choose(k Key, name string) { b.chosen[k], b.changed = name, true }
+func (b *book) choose(k Key, name string) { b.chosen[k], b.model.changed = name, true }
 
-func (b *book) prove(sig uint64) { b.proven[sig], b.changed = true, true }
+func (b *book) prove(sig uint64) { b.proven[sig], b.model.changed = true, true }
 
-// save writes the file, unless nothing is new. What cannot be kept is tried again
-// at the next start.
+// save writes the files where something is new.
 func (b *book) save() {
-	if b.path == "" || !b.changed {
+	if !b.kept {
 		return
 	}
-	f := bookFile{Format: bookFormat, Machine: b.machine, Shape: b.shape, Chosen: b.chosen, Proven: []string{}, Faults: b.faults}
+	hard := func(f fault) bool { return f.Hard }
+	soft := func(f fault) bool { return !f.Hard }
+	f := bookFile{Chosen: b.chosen, Proven: []string{}, Faults: slices.DeleteFunc(slices.Clone(b.faults), hard)}
 	for _, s := range slices.Sorted(maps.Keys(b.proven)) {
 		f.Proven = append(f.Proven, strconv.FormatUint(s, 16))
 	}
-	f.Sum = f.sum()
-	text, err := json.MarshalIndent(f, "", " ")
-	if err == nil {
-		err = wholefile.Write(b.path, text, 0o644)
+	if b.model.write(f) {
+		b.again = false
 	}
-	b.changed = err != nil
+	b.machine.write(bookFile{Faults: slices.DeleteFunc(slices.Clone(b.faults), soft)})
 }

@@ -10,7 +10,7 @@ typedef struct mk_device mk_device;
 // Functions that can fail return 0 and a text of at most size bytes in err.
 // archive is the file that keeps compiled kernels between starts, NULL = none; one
 // that is damaged, or another system's, counts as empty.
-mk_device *mk_open(const char *archive, char *err, int size);
+mk_device *mk_open(const char *archive, int *none, char *err, int size);  // *none: there is no GPU to use
 void mk_close(mk_device *);
 // mk_save writes the kernels that were compiled since the last save to a file.
 int mk_save(mk_device *, const char *path, char *err, int size);

@@ -64,11 +64,12 @@ static id<MTLBinaryArchive> open_archive(id<MTLDevice> dev, const char *path) {
   return a ? a : [dev newBinaryArchiveWithDescriptor:x error:&e];
 }
 
-mk_device *mk_open(const char *archive, char *err, int size) {
+mk_device *mk_open(const char *archive, int *none, char *err, int size) {
   @autoreleasepool {
     id<MTLDevice> dev = MTLCreateSystemDefaultDevice();
+    *none = !dev || ![dev supportsFamily:MTLGPUFamilyApple7];
     if (!dev) return (void *)(intptr_t)fail(err, size, @"this machine has no Metal device");
-    if (![dev supportsFamily:MTLGPUFamilyApple7]) {
+    if (*none) {
       fail(err, size, @"the GPU is older than M1");
       [dev release];
       return NULL;

@@ -55,21 +55,21 @@ func (k *Key) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Variant is one way to run a kernel: a name for files and people, and numbers,
+// way is a variant, one way to run a kernel: a name for files and people, and numbers,
 // such as the outputs of a threadgroup, of which lowering makes function constants
 // and grids.
-type Variant struct {
+type way struct {
 	Name   string
 	Values [4]uint32
 }
 
 // variants lists the ways of each kernel that has more than one, the default
 // first.
-var variants = map[string][]Variant{}
+var variants = map[string][]way{}
 
 // vary enters the variants of a kernel, the default first; lowering then asks
 // pick for one. It is called when the package starts: var _ = vary(...).
-func vary(kernel string, list ...Variant) struct{} {
+func vary(kernel string, list ...way) struct{} {
 	for i, v := range list {
 		for _, o := range list[:i] {
 			if o.Name == v.Name {
@@ -92,7 +92,7 @@ type choices struct {
 }
 
 // pick returns the variant of a key: the chosen one, or the default.
-func (l *lowerer) pick(k Key) Variant {
+func (l *lowerer) pick(k Key) way {
 	list := variants[k.Kernel]
 	c := l.choices
 	if c == nil {
@@ -103,3 +103,6 @@ func (l *lowerer) pick(k Key) Variant {
 	}
 	return list[c.chosen[k]]
 }
+
+// name is that of the variant which a key has now.
+func (c *choices) name(k Key) string { return variants[k.Kernel][c.chosen[k]].Name }

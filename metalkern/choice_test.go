@@ -21,7 +21,7 @@ func TestKeys(t *testing.T) {
 // TestPick: the default, then what was chosen.
 func TestPick(t *testing.T) {
 	defer delete(variants, "a kernel")
-	vary("a kernel", Variant{Name: "wide"}, Variant{Name: "narrow", Values: [4]uint32{2}})
+	vary("a kernel", way{Name: "wide"}, way{Name: "narrow", Values: [4]uint32{2}})
 	k := Key{Kernel: "a kernel", Class: [8]uint32{1}}
 	c := &choices{chosen: map[Key]int{}}
 	l := &lowerer{choices: c}

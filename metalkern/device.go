@@ -3,6 +3,7 @@ package metalkern
 import (
 	"errors"
 	"time"
+	"unsafe"
 )
 
 // Device is a GPU, or the emulation of one that tests use. One goroutine at a
@@ -13,7 +14,8 @@ type Device interface {
 	// Alloc returns zeroed memory that CPU and GPU share.
 	Alloc(bytes int) (Memory, error)
 	// Wrap makes memory that stays valid and unchanged until Free known to the
-	// device, without a copy.
+	// device, without a copy. It fails where b does not begin at a multiple of 4: the
+	// kernels read words.
 	Wrap(b []byte) (Memory, error)
 	// Free forgets memory. Lists in flight must have ended.
 	Free(Memory)
@@ -39,6 +41,14 @@ type Memory struct {
 	ID    uint32
 	Off   uint64
 	Bytes []byte
+}
+
+// CheckWords is what Wrap says of bytes that do not begin at a multiple of 4.
+func CheckWords(b []byte) error {
+	if uintptr(unsafe.Pointer(&b[0]))%4 != 0 {
+		return errors.New("metal: bytes that do not begin at a multiple of 4 must be copied")
+	}
+	return nil
 }
 
 // Constant is the value of a function constant, a 32-bit number.

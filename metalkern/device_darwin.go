@@ -49,9 +49,13 @@ func Open(archive string) (Device, error) {
 		path = C.CString(archive)
 		defer C.free(unsafe.Pointer(path))
 	}
-	dev := C.mk_open(path, &msg[0], C.int(len(msg)))
-	if dev == nil {
+	var none C.int
+	dev := C.mk_open(path, &none, &msg[0], C.int(len(msg)))
+	switch {
+	case dev == nil && none != 0:
 		return nil, fmt.Errorf("%w: %s", ErrNoDevice, C.GoString(&msg[0]))
+	case dev == nil:
+		return nil, fmt.Errorf("metal: %s", C.GoString(&msg[0]))
 	}
 	return &metalDevice{dev: dev, sources: sources, libraries: map[string]C.uint32_t{}, pins: map[uint32]*runtime.Pinner{}, archive: archive, used: map[uint32]int{}, limit: int(C.mk_limit(dev))}, nil
 }
@@ -82,6 +86,9 @@ func (d *metalDevice) note(id uint32, bytes int) {
 }
 
 func (d *metalDevice) Wrap(b []byte) (Memory, error) {
+	if err := CheckWords(b); err != nil {
+		return Memory{}, err
+	}
 	if err := roomFor(len(b), d.sum, d.limit); err != nil {
 		return Memory{}, err
 	}

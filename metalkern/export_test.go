@@ -5,8 +5,8 @@ import "slices"
 // Prefer makes the variant of that name the default of a kernel, until restore.
 func Prefer(kernel, name string) (restore func()) {
 	old := variants[kernel]
-	i := slices.IndexFunc(old, func(v Variant) bool { return v.Name == name })
-	variants[kernel] = append([]Variant{old[i]}, slices.Delete(slices.Clone(old), i, i+1)...)
+	i := slices.IndexFunc(old, func(v way) bool { return v.Name == name })
+	variants[kernel] = append([]way{old[i]}, slices.Delete(slices.Clone(old), i, i+1)...)
 	return func() { variants[kernel] = old }
 }
 

@@ -21,6 +21,7 @@ type lowerer struct {
 	seen    map[*compute.Buffer]bool
 
 	fixed         []bool  // by bind: a weight
+	keys          []Key   // by dispatch: the choice that made it; none: there was none
 	groups        []group // of ops, and what they became
 	reads, writes []span  // since the last barrier
 	parts         scratch
@@ -53,7 +54,7 @@ func (l *lowerer) program(p *compute.Program) error {
 		l.seen = map[*compute.Buffer]bool{}
 	}
 	clear(l.seen)
-	l.fixed, l.groups = l.fixed[:0], l.groups[:0]
+	l.fixed, l.keys, l.groups = l.fixed[:0], l.keys[:0], l.groups[:0]
 	for _, s := range l.memories() {
 		s.trim(l.dev)
 	}
@@ -166,6 +167,7 @@ func types(activations ...compute.View) (all uint32) {
 // dispatch is a kernel with its function constants, in order, and its grid.
 type dispatch struct {
 	kernel    string
+	key       Key    // of the choice of variants that it comes from, if any
 	types     uint32 // of its activations, see types
 	constants []uint32
 	groups    [3]int // 0 = 1, but the first
@@ -223,7 +225,7 @@ func add[T any](l *lowerer, d dispatch, args T, binds ...bind) error {
 	}
 	x.Args, x.ArgBytes = uint32(len(l.list.Args)), uint32(unsafe.Sizeof(args))
 	l.list.Args = append(l.list.Args, unsafe.Slice((*byte)(unsafe.Pointer(&args)), unsafe.Sizeof(args))...)
-	l.list.Dispatches = append(l.list.Dispatches, x)
+	l.list.Dispatches, l.keys = append(l.list.Dispatches, x), append(l.keys, d.key)
 	return nil
 }
 
@@ -330,7 +332,7 @@ func (l *lowerer) embed(o compute.Embed) error {
 
 // How many SIMD-groups share a long row of a Norm: it decides how the row is summed,
 // so it may depend on the length alone.
-var _ = vary("norm", Variant{Name: "8 SIMD-groups", Values: [4]uint32{8}}, Variant{Name: "4 SIMD-groups", Values: [4]uint32{4}}, Variant{Name: "16 SIMD-groups", Values: [4]uint32{16}})
+var _ = vary("norm", way{Name: "8 SIMD-groups", Values: [4]uint32{8}}, way{Name: "4 SIMD-groups", Values: [4]uint32{4}}, way{Name: "16 SIMD-groups", Values: [4]uint32{16}})
 
 type normArgs struct {
 	group, x, out, gate, simds uint32
@@ -345,14 +347,15 @@ func (l *lowerer) norm(o compute.Norm) error {
 	if group == 0 || o.X.Rows == 0 {
 		return nil
 	}
-	simds := 1
+	simds, key := 1, Key{}
 	if group > 256 {
-		simds = int(l.pick(Key{Kernel: "norm", Class: [8]uint32{u32(bits.Len(uint(group)))}}).Values[0])
+		key = Key{Kernel: "norm", Class: [8]uint32{u32(bits.Len(uint(group)))}}
+		simds = int(l.pick(key).Values[0])
 	}
 	const l2, weight, whole, before, after = 1, 2, 4, 8, 16
 	flags := flag(o.Kind == compute.L2, l2) | flag(o.W.Given(), weight) | flag(o.W.Given() && o.W.Cols != group, whole) |
 		flag(o.Place == compute.GateBefore, before) | flag(o.Place == compute.GateAfter, after)
-	return add(l, dispatch{kernel: "norm", types: types(o.X, o.Gate, o.Out), constants: []uint32{flags}, groups: [3]int{o.X.Cols / group, o.X.Rows}, threads: 32 * simds, shared: 4 * simds},
+	return add(l, dispatch{kernel: "norm", key: key, types: types(o.X, o.Gate, o.Out), constants: []uint32{flags}, groups: [3]int{o.X.Cols / group, o.X.Rows}, threads: 32 * simds, shared: 4 * simds},
 		normArgs{u32(group), u32(o.X.Stride), u32(o.Out.Stride), u32(o.Gate.Stride), u32(simds), o.Eps, o.Scale, o.Offset}, l.in(o.X), l.in(o.W), l.in(o.Gate), l.out(o.Out))
 }
 

@@ -73,13 +73,13 @@ const (
 // The pages of a split. The pages of a row are cut at the same places whatever runs
 // with it, but each length merges in its own order: one for a cache, at all counts
 // of rows.
-var _ = vary("attention", Variant{"4 pages", [4]uint32{4}}, Variant{"2 pages", [4]uint32{2}}, Variant{"8 pages", [4]uint32{8}}, Variant{"16 pages", [4]uint32{16}})
+var _ = vary("attention", way{"4 pages", [4]uint32{4}}, way{"2 pages", [4]uint32{2}}, way{"8 pages", [4]uint32{8}}, way{"16 pages", [4]uint32{16}})
 
 // What serves prefill rows: the matrix units, or what serves all others.
-var _ = vary("attention_tiles", Variant{"tiles", [4]uint32{1}}, Variant{"rows", [4]uint32{0}})
+var _ = vary("attention_tiles", way{"tiles", [4]uint32{1}}, way{"rows", [4]uint32{0}})
 
-// attention cuts the rows into those of the decode kernel and, if they are many,
-// those of the prefill kernel, as linear does.
+// attention cuts the rows into those of the decode kernel and those of the prefill
+// kernel, as linear does.
 func (l *lowerer) attention(o compute.Attention) error {
 	kv := o.KV
 	if kv.VDim > mostValues {
@@ -90,14 +90,18 @@ func (l *lowerer) attention(o compute.Attention) error {
 		segs: u32(o.Pages.Table.Rows), scale: o.Scale, softCap: o.SoftCap}
 	class := [8]uint32{uint32(kv.Type), u32(kv.Bits), u32(kv.Group), u32(kv.KDim), u32(kv.VDim), u32(per)}
 	prefill := min(max(o.Rows.Prefill, 0), o.Rows.N)
-	if o.Rows.N-prefill < tilesFrom || powerFrom(kv.VDim, tileOf) > 16 || l.pick(Key{"attention_tiles", class}).Values[0] == 0 {
+	tiles := Key{"attention_tiles", class}
+	if prefill < o.Rows.N && (powerFrom(kv.VDim, tileOf) > 16 || l.pick(tiles).Values[0] == 0) {
 		prefill = o.Rows.N
 	}
-	a.split = l.pick(Key{"attention", class}).Values[0]
-	if err := l.attentionRows(o, a, prefill); err != nil {
-		return err
+	if prefill > 0 {
+		k := Key{"attention", class}
+		a.split = l.pick(k).Values[0]
+		if err := l.attentionRows(o, a, prefill, k); err != nil {
+			return err
+		}
 	}
-	return l.attentionTiles(o, a, prefill)
+	return l.attentionTiles(o, a, prefill, tiles)
 }
 
 // powerFrom is the least power of two of pieces of n that hold dim.
@@ -127,7 +131,7 @@ func (l *lowerer) attentionBinds(o compute.Attention, lo, hi int) []bind {
 }
 
 // attentionRows serves the first n rows.
-func (l *lowerer) attentionRows(o compute.Attention, a attentionArgs, n int) error {
+func (l *lowerer) attentionRows(o compute.Attention, a attentionArgs, n int, k Key) error {
 	kv, per := o.KV, int(a.per)
 	heads := min(per, queries)
 	rows := max(1, min(queries/heads, ceil(n, max(o.Rows.Segments, 1))))
@@ -152,7 +156,7 @@ func (l *lowerer) attentionRows(o compute.Attention, a attentionArgs, n int) err
 			}
 			made, out = memory(part, true), bind{}
 		}
-		err := add(l, dispatch{kernel: "attention", types: types(o.Q, o.Out), constants: append(cacheFormat(kv), flags, u32(powerFrom(kv.VDim, 64))),
+		err := add(l, dispatch{kernel: "attention", key: k, types: types(o.Q, o.Out), constants: append(cacheFormat(kv), flags, u32(powerFrom(kv.VDim, 64))),
 			groups: [3]int{splits, kv.Heads * tiles, ceil(hi-lo, rows)}, threads: 64, shared: 4 * (queries*kv.KDim + queries*compute.PageSize + 3*queries)}, a,
 			append(l.attentionBinds(o, lo, hi), out, made)...)
 		if err != nil || splits == 1 {
@@ -161,7 +165,7 @@ func (l *lowerer) attentionRows(o compute.Attention, a attentionArgs, n int) err
 			}
 			continue
 		}
-		err = add(l, dispatch{kernel: "attention_merge", types: types(o.Q, o.Out), constants: append(cacheFormat(kv), flags), groups: [3]int{o.Heads, hi - lo}, threads: 64}, a,
+		err = add(l, dispatch{kernel: "attention_merge", key: k, types: types(o.Q, o.Out), constants: append(cacheFormat(kv), flags), groups: [3]int{o.Heads, hi - lo}, threads: 64}, a,
 			memory(part, false), l.in(o.Sinks), l.out(o.Out.Slice(lo, hi)))
 		if err != nil {
 			return err
@@ -171,7 +175,7 @@ func (l *lowerer) attentionRows(o compute.Attention, a attentionArgs, n int) err
 }
 
 // attentionTiles serves rows from lo on.
-func (l *lowerer) attentionTiles(o compute.Attention, a attentionArgs, lo int) error {
+func (l *lowerer) attentionTiles(o compute.Attention, a attentionArgs, lo int, k Key) error {
 	n := o.Rows.N - lo
 	if n == 0 {
 		return nil
@@ -180,7 +184,7 @@ func (l *lowerer) attentionTiles(o compute.Attention, a attentionArgs, lo int) e
 	rows := tileOf / heads
 	tiles := ceil(int(a.per), heads)
 	a.rows, a.headTile, a.rowTile, a.tiles, a.splits = u32(n), u32(heads), u32(rows), u32(tiles), 1
-	return add(l, dispatch{kernel: "attention_tiles", types: types(o.Q, o.Out), constants: append(cacheFormat(o.KV), attentionFlags(o, 1), u32(powerFrom(o.KV.VDim, tileOf))),
+	return add(l, dispatch{kernel: "attention_tiles", key: k, types: types(o.Q, o.Out), constants: append(cacheFormat(o.KV), attentionFlags(o, 1), u32(powerFrom(o.KV.VDim, tileOf))),
 		groups: [3]int{1, o.KV.Heads * tiles, ceil(n, rows)}, threads: 128, shared: 4 * (3*tileOf*(tileOf+4) + 4*64)}, a,
 		append(l.attentionBinds(o, lo, o.Rows.N), l.out(o.Out.Slice(lo, o.Rows.N)))...)
 }

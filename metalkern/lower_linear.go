@@ -66,18 +66,21 @@ func (b *linearBinds) list() []bind {
 // The ways of linear_rows: outputs of a SIMD-group, and SIMD-groups of a
 // threadgroup. A lane takes the same columns in all of them, and an output is summed
 // by one SIMD-group, so that they give the same bits and may differ by rows.
-var _ = vary("linear_rows", Variant{"4 outputs, 2 SIMD-groups", [4]uint32{4, 2}}, Variant{"2 outputs, 2 SIMD-groups", [4]uint32{2, 2}}, Variant{"2 outputs, 4 SIMD-groups", [4]uint32{2, 4}},
-	Variant{"1 output, 8 SIMD-groups", [4]uint32{1, 8}}, Variant{"4 outputs, 4 SIMD-groups", [4]uint32{4, 4}}, Variant{"8 outputs, 2 SIMD-groups", [4]uint32{8, 2}})
+var _ = vary("linear_rows", way{"4 outputs, 2 SIMD-groups", [4]uint32{4, 2}}, way{"2 outputs, 2 SIMD-groups", [4]uint32{2, 2}}, way{"2 outputs, 4 SIMD-groups", [4]uint32{2, 4}},
+	way{"1 output, 8 SIMD-groups", [4]uint32{1, 8}}, way{"4 outputs, 4 SIMD-groups", [4]uint32{4, 4}}, way{"8 outputs, 2 SIMD-groups", [4]uint32{8, 2}})
 
 // The tiles of linear_tiles: rows and outputs. Each element sums over the columns in
 // order in all of them.
-var _ = vary("linear_tiles", Variant{"32 x 32", [4]uint32{32, 32}}, Variant{"64 x 32", [4]uint32{64, 32}}, Variant{"32 x 64", [4]uint32{32, 64}})
+var _ = vary("linear_tiles", way{"32 x 32", [4]uint32{32, 32}}, way{"64 x 32", [4]uint32{64, 32}}, way{"32 x 64", [4]uint32{32, 64}})
 
 // rowsOfTile is the largest tile of linear_rows.
 const rowsOfTile = 16
 
 // tile is how a linear kernel cuts its work: ROWS, OUTS and SIMDS of linear.metal.
-type tile struct{ rows, outs, simds int }
+type tile struct {
+	rows, outs, simds int
+	key               Key // of the choice; none where there was none
+}
 
 // wide is the outputs of a threadgroup.
 func (t tile) wide() int { return t.outs * t.simds }
@@ -94,21 +97,23 @@ func (l *lowerer) rowTile(w *compute.Weight, gated bool, n int) tile {
 	rows := 1
 	for ; rows < min(n, rowsOfTile); rows *= 2 {
 	}
-	v := l.pick(linearKey("linear_rows", w, gated, rows))
+	k := linearKey("linear_rows", w, gated, rows)
+	v := l.pick(k)
 	most := 32 / rows
 	if rows == rowsOfTile && !gated {
 		most = 4
 	}
-	return tile{rows, max(min(int(v.Values[0]), most), min(rows, 2)), int(v.Values[1])}
+	return tile{rows, max(min(int(v.Values[0]), most), min(rows, 2)), int(v.Values[1]), k}
 }
 
 // matrixTile is the tile of linear_tiles for n rows.
 func (l *lowerer) matrixTile(w *compute.Weight, gated bool, n int) tile {
 	if n <= rowsOfTile {
-		return tile{rowsOfTile, 64, 1}
+		return tile{rowsOfTile, 64, 1, Key{}}
 	}
-	v := l.pick(linearKey("linear_tiles", w, gated, 0))
-	return tile{int(v.Values[0]), int(v.Values[1]), 1}
+	k := linearKey("linear_tiles", w, gated, 0)
+	v := l.pick(k)
+	return tile{int(v.Values[0]), int(v.Values[1]), 1, k}
 }
 
 // shared is the threadgroup memory of linear_tiles: a step of x and of each matrix,
@@ -148,9 +153,9 @@ func (l *lowerer) together(ops []compute.Op) int {
 	return n
 }
 
-// tilesFrom is how many prefill rows make linear_tiles worth it.
-const tilesFrom = 17
-
+// linear gives prefill rows to linear_tiles, however few they are: how a prompt is cut
+// into chunks, and what runs beside it, must not change its bits. All others go to
+// linear_rows.
 func (l *lowerer) linear(ops []compute.Op) error {
 	o := ops[0].(compute.Linear)
 	n := o.X.Rows
@@ -158,9 +163,6 @@ func (l *lowerer) linear(ops []compute.Op) error {
 		return nil
 	}
 	prefill := min(max(o.Prefill, 0), n)
-	if n-prefill < tilesFrom {
-		prefill = n
-	}
 	relaxed := l.options.Relaxed && 8 < prefill && prefill <= rowsOfTile
 	if err := l.linearPart(ops, 0, prefill, relaxed); err != nil {
 		return err
@@ -232,7 +234,7 @@ func (l *lowerer) linearPart(ops []compute.Op, lo, hi int, tiled bool) error {
 			a.upRank, a.upType, a.upScale = u32(ad.B.Cols), uint32(ad.B.DType), ad.Scale
 		}
 	}
-	d := dispatch{kernel: "linear_rows", types: types(o.X, o.Residual, o.Out), constants: linearConstants(o.W, modeRows, uint32(o.Act), flags, len(ops), t), groups: [3]int{groups, ceil(hi-lo, t.rows)}, threads: 32 * t.simds}
+	d := dispatch{kernel: "linear_rows", key: t.key, types: types(o.X, o.Residual, o.Out), constants: linearConstants(o.W, modeRows, uint32(o.Act), flags, len(ops), t), groups: [3]int{groups, ceil(hi-lo, t.rows)}, threads: 32 * t.simds}
 	if tiled {
 		d.kernel, d.threads, d.shared = "linear_tiles", 128, t.shared(1+int(flag(gated, 1)))
 	}
@@ -263,7 +265,7 @@ func (l *lowerer) lowRank(ad *compute.Adapter, x compute.View, which int) (Memor
 	s.w, s.s, s.b = l.weight(ad.A)
 	s.out = memory(t, true)
 	cut := l.rowTile(ad.A, false, x.Rows)
-	return t, add(l, dispatch{kernel: "linear_rows", types: types(x), constants: linearConstants(ad.A, modeRows, 0, 0, 1, cut), groups: [3]int{ceil(ad.A.Rows, cut.wide()), ceil(x.Rows, cut.rows)}, threads: 32 * cut.simds}, a, b.list()...)
+	return t, add(l, dispatch{kernel: "linear_rows", key: cut.key, types: types(x), constants: linearConstants(ad.A, modeRows, 0, 0, 1, cut), groups: [3]int{ceil(ad.A.Rows, cut.wide()), ceil(x.Rows, cut.rows)}, threads: 32 * cut.simds}, a, b.list()...)
 }
 
 func (l *lowerer) headLinear(o compute.HeadLinear) error {
@@ -276,7 +278,7 @@ func (l *lowerer) headLinear(o compute.HeadLinear) error {
 	s.w, s.s, s.b = l.weight(o.W)
 	s.out = l.out(o.Out)
 	t := l.rowTile(o.W, false, o.X.Rows)
-	return add(l, dispatch{kernel: "linear_rows", types: types(o.X, compute.View{}, o.Out), constants: linearConstants(o.W, modeHeads, 0, 0, 1, t), groups: [3]int{ceil(o.W.Rows, t.wide()), ceil(o.X.Rows, t.rows), o.W.Batch}, threads: 32 * t.simds}, a, b.list()...)
+	return add(l, dispatch{kernel: "linear_rows", key: t.key, types: types(o.X, compute.View{}, o.Out), constants: linearConstants(o.W, modeHeads, 0, 0, 1, t), groups: [3]int{ceil(o.W.Rows, t.wide()), ceil(o.X.Rows, t.rows), o.W.Batch}, threads: 32 * t.simds}, a, b.list()...)
 }
 
 type sortArgs struct{ pairs, topK, experts, room, ids, outStride, out uint32 }
@@ -329,5 +331,5 @@ func (l *lowerer) moeLinear(o compute.MoELinear) error {
 		flags |= linGated | flag(o.UpBias.Given(), linUpBias)
 	}
 	t := l.rowTile(o.W, flags&linGated != 0, o.IDs.Rows)
-	return add(l, dispatch{kernel: "linear_rows", types: types(o.X, compute.View{}, o.Out), constants: linearConstants(o.W, modeExperts, uint32(o.Act), flags, 1, t), groups: [3]int{ceil(o.W.Rows, t.wide()), 1, room}, threads: 32 * t.simds}, a, b.list()...)
+	return add(l, dispatch{kernel: "linear_rows", key: t.key, types: types(o.X, compute.View{}, o.Out), constants: linearConstants(o.W, modeExperts, uint32(o.Act), flags, 1, t), groups: [3]int{ceil(o.W.Rows, t.wide()), 1, room}, threads: 32 * t.simds}, a, b.list()...)
 }

@@ -57,6 +57,10 @@ func (r *Recorder) Alloc(bytes int) (Memory, error) {
 
 // Wrap notes a weight.
 func (r *Recorder) Wrap(b []byte) (Memory, error) {
+	if err := CheckWords(b); err != nil {
+		r.CopiedWeights += int64(len(b))
+		return Memory{}, err
+	}
 	r.Wrapped += int64(len(b))
 	r.next++
 	r.weights[r.next] = true

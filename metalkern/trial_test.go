@@ -109,13 +109,15 @@ func spoil(w *watched, l *metalkern.List, d metalkern.Dispatch) {
 
 // stand is what a test of trials runs: a program on a device with a plant.
 type stand struct {
-	t      *testing.T
-	dir    string
-	hit    func(kernel string, c []metalkern.Constant) bool
-	do     string
-	again  bool
-	heard  []metalkern.Trial
-	device *planted
+	t       *testing.T
+	dir     string
+	hit     func(kernel string, c []metalkern.Constant) bool
+	do      string
+	again   bool
+	version string
+	steps   func(compute.Backend) error // nil: steps
+	heard   []metalkern.Trial
+	device  *planted
 }
 
 // run runs the program once on a new backend, as a start of the process would.
@@ -134,64 +136,72 @@ func (s *stand) run() error {
 	}
 	s.device = &planted{Device: &watched{d, map[uint32]metalkern.Memory{}}, hit: s.hit, do: s.do, marked: map[uint32]bool{}}
 	s.heard = nil
-	b := metalkern.New(s.device, metalkern.Options{Trials: &metalkern.Trials{Judge: judge, Dir: s.dir, Machine: "a test", Again: s.again, Limit: time.Second,
+	b := metalkern.New(s.device, metalkern.Options{Trials: &metalkern.Trials{Judge: judge, Dir: s.dir, Machine: "a test", Version: s.version, Again: s.again, Limit: time.Second,
 		Heard: func(t metalkern.Trial) { s.heard = append(s.heard, t) }}})
 	defer b.Close()
+	if s.steps != nil {
+		return s.steps(b)
+	}
 	return steps(b)
 }
 
 func judge() (compute.Backend, error) { return compute.NewReference(), nil }
 
-// steps runs a norm and projections of 1 and 20 rows, and checks the results.
+// steps runs a norm and projections of a row of an answer and of 20 rows of a prompt,
+// and checks the results.
 func steps(b compute.Backend) error {
+	return errors.Join(step(b, 1, 1, 48), step(b, 20, 0, 48))
+}
+
+// step runs rows, those of a prompt from row prefill on, through a small model.
+func step(b compute.Backend, rows, prefill, outs int) error {
 	ref := compute.NewReference()
-	for _, rows := range []int{1, 20} {
-		var results [2][]float32
-		for i, b := range []compute.Backend{b, ref} {
-			x, err := b.Alloc("x", 4*rows*512)
-			if err != nil {
-				return err
-			}
-			defer x.Close()
-			y, err := b.Alloc("y", 4*rows*48)
-			if err != nil {
-				return err
-			}
-			defer y.Close()
-			in, out := x.Of(layout.F32, 0, rows, 512), y.Of(layout.F32, 0, rows, 48)
-			for r := range rows {
-				for c := range in.F32(r) {
-					in.F32(r)[c] = float32((r*31+c*17)%23) - 11
-				}
-			}
-			m := layout.Matrix{Name: "w", Scheme: layout.Affine, Rows: 48, Cols: 512, Bits: 8, Group: 32, DType: layout.F32, GlobalScale: 1,
-				Weight: make([]byte, 48*512), Scales: make([]byte, 48*16*4), Biases: make([]byte, 48*16*4)}
-			for j := range m.Weight {
-				m.Weight[j] = byte(j * 7)
-			}
-			for j := 3; j < len(m.Scales); j += 4 {
-				m.Scales[j], m.Biases[j] = 0x3c, 0x3d
-			}
-			w, err := b.Load(m)
-			if err != nil {
-				return err
-			}
-			defer b.Unload(w)
-			var p compute.Program
-			p.Add(compute.Norm{X: in, Out: in, Kind: compute.RMS, Eps: 1e-5, Scale: 1},
-				compute.Linear{X: in, W: w, Scale: 1, Out: out},
-				compute.Unary{X: out, Out: out, Kind: compute.UnSiLU})
-			if err := compute.Run(b, &p, nil); err != nil {
-				return err
-			}
-			for r := range rows {
-				results[i] = append(results[i], out.F32(r)...)
+	var results [2][]float32
+	for i, b := range []compute.Backend{b, ref} {
+		x, err := b.Alloc("x", 4*rows*512)
+		if err != nil {
+			return err
+		}
+		defer x.Close()
+		y, err := b.Alloc("y", 4*rows*outs)
+		if err != nil {
+			return err
+		}
+		defer y.Close()
+		in, out := x.Of(layout.F32, 0, rows, 512), y.Of(layout.F32, 0, rows, outs)
+		for r := range rows {
+			for c := range in.F32(r) {
+				in.F32(r)[c] = float32((r*31+c*17)%23) - 11
 			}
 		}
-		for i, want := range results[1] {
-			if d := results[0][i] - want; d > 1e-3 || d < -1e-3 {
-				return fmt.Errorf("%d rows: result %d is %v, want %v", rows, i, results[0][i], want)
-			}
+		m := layout.Matrix{Name: "w", Scheme: layout.Affine, Rows: outs, Cols: 512, Bits: 8, Group: 32, DType: layout.F32, GlobalScale: 1,
+			Weight: make([]byte, outs*512), Scales: make([]byte, outs*16*4), Biases: make([]byte, outs*16*4)}
+		for j := range m.Weight {
+			m.Weight[j] = byte(j * 7)
+		}
+		for j := 3; j < len(m.Scales); j += 4 {
+			m.Scales[j], m.Biases[j] = 0x3c, 0x3d
+		}
+		w, err := b.Load(m)
+		if err != nil {
+			return err
+		}
+		defer b.Unload(w)
+		var p compute.Program
+		p.Add(compute.Norm{X: in, Out: in, Kind: compute.RMS, Eps: 1e-5, Scale: 1},
+			compute.Linear{X: in, W: w, Scale: 1, Out: out, Prefill: prefill},
+			compute.Norm{X: in.Slice(0, 0), Out: in.Slice(0, 0), Kind: compute.RMS, Eps: 1e-5, Scale: 1}, // nothing to do
+			compute.Unary{X: out, Out: out, Kind: compute.UnSiLU})
+		if err := compute.Run(b, &p, nil); err != nil {
+			return err
+		}
+		for r := range rows {
+			results[i] = append(results[i], out.F32(r)...)
+		}
+	}
+	for i, want := range results[1] {
+		if d := results[0][i] - want; d > 1e-3 || d < -1e-3 {
+			return fmt.Errorf("%d rows: result %d is %v, want %v", rows, i, results[0][i], want)
 		}
 	}
 	return nil
@@ -530,4 +540,85 @@ func TestVariants(t *testing.T) {
 			t.Errorf("%v, %v", heard, err)
 		}
 	})
+}
+
+// TestTwoChoices: in a step with rows of answers and of a prompt, a bad variant of one
+// kernel is not blamed on the other, whether it is wrong, fails or hangs.
+func TestTwoChoices(t *testing.T) {
+	metaltest.Need(t)
+	mixed := func(b compute.Backend) error { return step(b, 25, 5, 48) }
+	for _, do := range []string{"wrong", "fail", "hang", "compile"} {
+		for kernel, cut := range map[string][2]uint32{"linear_rows": {4, 2}, "linear_tiles": {32, 1}} { // the default way: outputs, SIMD-groups
+			t.Run(do+" "+kernel, func(t *testing.T) {
+				s := &stand{t: t, dir: t.TempDir(), do: do, steps: mixed, hit: func(k string, c []metalkern.Constant) bool {
+					return k == kernel && c[9].Bits != 64 && c[10].Bits == cut[0] && c[11].Bits == cut[1]
+				}}
+				err := s.run()
+				if do == "hang" {
+					if !errors.Is(err, compute.ErrUnfit) {
+						t.Fatal(err)
+					}
+					for i := 0; i < 3 && err != nil; i++ { // each start finds one of the ways that hang
+						err = s.run()
+					}
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, x := range s.heard {
+					if x.Why != nil && x.Kernel != kernel {
+						t.Errorf("%s is blamed: %v", x.Kernel, x.Why)
+					}
+				}
+				if err := s.run(); err != nil || len(s.heard) > 0 {
+					t.Errorf("the next start: %v, tried %v", err, s.heard)
+				}
+			})
+		}
+	}
+}
+
+// TestEveryModel: what hung with one model is not run with another one, nor by another
+// version of the program.
+func TestEveryModel(t *testing.T) {
+	metaltest.Need(t)
+	s := &stand{t: t, dir: t.TempDir(), do: "hang", hit: kernelNamed("unary")}
+	if err := s.run(); !errors.Is(err, compute.ErrUnfit) {
+		t.Fatal(err)
+	}
+	s.steps, s.version = func(b compute.Backend) error { return step(b, 1, 1, 40) }, "next"
+	if err := s.run(); !errors.Is(err, compute.ErrUnfit) || !strings.Contains(err.Error(), "unary") || s.device.hits > 0 {
+		t.Errorf("%v, %d runs", err, s.device.hits)
+	}
+}
+
+// TestNoFolder: where nothing can be kept, kernels are tried at each start.
+func TestNoFolder(t *testing.T) {
+	metaltest.Need(t)
+	file := filepath.Join(t.TempDir(), "a file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := &stand{t: t, dir: filepath.Join(file, "folder")}
+	for range 2 {
+		if err := s.run(); err != nil || len(s.heard) == 0 {
+			t.Errorf("%v, %d trials", err, len(s.heard))
+		}
+	}
+}
+
+// TestSharedBook: what a process found while another one had read the file stays.
+func TestSharedBook(t *testing.T) {
+	metaltest.Need(t)
+	dir := t.TempDir()
+	other := &stand{t: t, dir: dir, steps: func(b compute.Backend) error { return step(b, 20, 0, 48) }}
+	s := &stand{t: t, dir: dir, steps: func(b compute.Backend) error {
+		return errors.Join(step(b, 1, 1, 48), other.run(), step(b, 25, 5, 48))
+	}}
+	if err := s.run(); err != nil || len(other.heard) == 0 {
+		t.Fatal(err, other.heard)
+	}
+	if err := other.run(); err != nil || len(other.heard) > 0 {
+		t.Errorf("%v, tried again: %v", err, other.heard)
+	}
 }

@@ -204,18 +204,7 @@ func half(t layout.DType, b []byte) float32 {
 	if t == layout.BF16 {
 		return math.Float32frombits(uint32(u) << 16)
 	}
-	sign, e, f := uint32(u>>15)<<31, uint32(u>>10)&31, uint32(u)&1023
-	switch {
-	case e == 31:
-		return math.Float32frombits(sign | 0x7f800000 | f<<13)
-	case e > 0:
-		return math.Float32frombits(sign | (e+112)<<23 | f<<13)
-	}
-	x := float32(f) / (1 << 24)
-	if sign != 0 {
-		x = -x
-	}
-	return x
+	return layout.F16ToF32(u)
 }
 
 // cache copies the pages that the op's table names.

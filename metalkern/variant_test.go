@@ -261,3 +261,59 @@ func newInts(t *testing.T, b compute.Backend, v ...int32) compute.View {
 	copy(w.I32(0), v)
 	return w
 }
+
+// TestChunks: rows of a prompt have the same bits whatever chunks the prompt is cut
+// into, however small, and whatever runs beside it; in a step, they follow rows of
+// answers.
+func TestChunks(t *testing.T) {
+	metaltest.Need(t)
+	b, dev := metaltest.Open(t, metaltest.Build{}, metaltest.Order{})
+	x := newBench(t, b)
+	whole := x.results(0, benchRows, 0)
+	for _, chunk := range []int{1, 3, 16, 17, 23} {
+		for lo := 0; lo < benchRows; lo += chunk {
+			hi := min(lo+chunk, benchRows)
+			if !bits(x.results(lo, hi, 0), whole[lo:hi]) {
+				t.Errorf("rows %d to %d as a chunk have other bits than in a whole prompt", lo, hi-1)
+			}
+		}
+	}
+	answers := x.results(0, 5, 5)
+	for _, hi := range []int{6, 20, benchRows} { // 5 rows of answers, then those of the prompt
+		all := x.results(0, hi, 5)
+		if !bits(all[:5], answers) || !bits(all[5:], whole[5:hi]) {
+			t.Errorf("rows 0 to 4 of answers and 5 to %d of a prompt have other bits than alone", hi-1)
+		}
+	}
+	// two prompts that share their pages: the first 9 rows are of the one
+	attend := func(two bool) [][]float32 {
+		rows, pages, table := x.rows(x.pos), x.pages, x.pages.Table
+		rows.Prefill = 0
+		ends := make([]int32, benchRows)
+		for i, p := range x.pos {
+			ends[i] = p + 1
+		}
+		pages.Lo, pages.Hi = x.ints(make([]int32, benchRows)...), x.ints(ends...)
+		if two {
+			of := make([]int32, benchRows)
+			for i := range 9 {
+				of[i] = 1
+			}
+			rows.Segments, rows.Of, rows.Start = 2, x.ints(of...), x.ints(0, 9, benchRows)
+			pages.Table = x.ints(slices.Concat(table.I32(0), table.I32(0))...).Reshape(2, table.Cols)
+		}
+		out := x.alloc(4*benchRows*x.heads*x.dim).Of(layout.F32, 0, benchRows, x.heads*x.dim)
+		x.run(compute.Attention{Q: x.q, KV: x.kv, Rows: rows, Pages: pages, Heads: x.heads, Scale: 0.3, Out: out})
+		all := make([][]float32, benchRows)
+		for r := range all {
+			all[r] = out.F32(r)
+		}
+		return all
+	}
+	if !bits(attend(true), attend(false)) {
+		t.Error("rows of two prompts have other bits than those of one")
+	}
+	if uses(dev, "attention_tiles") == 0 || uses(dev, "linear_tiles") == 0 {
+		t.Error("nothing ran on the matrix units")
+	}
+}

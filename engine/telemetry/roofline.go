@@ -1,8 +1,10 @@
 package telemetry
 
 import (
-	"fmt"
+	"cmp"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -67,15 +69,19 @@ func LookupChip(name string, gpuCores int) Chip {
 	return c
 }
 
-// Chips lists the chips of the table, each with its largest memory system.
+// Chips lists the chips of the table, each with its largest memory system: the plain
+// ones by generation, then Pro, Max and Ultra.
 func Chips() []Chip {
-	var list []Chip
-	for _, kind := range []string{"", " Pro", " Max", " Ultra"} {
-		for generation := 1; generation <= 9; generation++ {
-			if c := LookupChip(fmt.Sprintf("Apple M%d%s", generation, kind), 0); c.BandwidthGBs != nil {
-				list = append(list, c)
-			}
+	families := slices.SortedFunc(maps.Keys(bandwidths), func(a, b string) int {
+		kind := func(family string) int {
+			_, kind, _ := strings.Cut(family, " ")
+			return slices.Index([]string{"", "Pro", "Max", "Ultra"}, kind)
 		}
+		return cmp.Or(cmp.Compare(kind(a), kind(b)), cmp.Compare(a, b))
+	})
+	list := make([]Chip, len(families))
+	for i, f := range families {
+		list[i] = LookupChip("Apple "+f, 0)
 	}
 	return list
 }

@@ -116,6 +116,9 @@ func (d *Device) Alloc(bytes int) (metalkern.Memory, error) {
 
 // Wrap pins b, which may be Go memory.
 func (d *Device) Wrap(b []byte) (metalkern.Memory, error) {
+	if err := metalkern.CheckWords(b); err != nil {
+		return metalkern.Memory{}, err
+	}
 	pin := &runtime.Pinner{}
 	pin.Pin(&b[0])
 	id := uint32(C.emu_wrap(&d.lib.fn, d.dev, unsafe.Pointer(&b[0]), C.uint64_t(len(b))))
