@@ -143,21 +143,22 @@ var Drills = []Drill{
 		w, up := d.affine(0, 37, 320), d.affine(0, 37, 320)
 		one := x.Slice(0, 1)
 		d.p.Add(compute.Embed{IDs: d.ints(1, 3, 36, -1), W: w, Scale: 2, Out: d.out(3, 320)},
-			compute.Linear{X: one, W: w, Scale: 1, Bias: d.floats(1, 37), Out: d.out(1, 37)},
-			compute.Linear{X: x, W: w, Up: up, Act: compute.ActSwiGLU, Scale: 1, Residual: d.floats(5, 37), Out: d.out(5, 37)},
-			compute.Linear{X: x, W: w, Scale: 1, Out: d.out(5, 37)}, compute.Linear{X: x, W: up, Scale: 1, Out: d.out(5, 37)})
+			compute.Linear{X: one, Prefill: 1, W: w, Scale: 1, Bias: d.floats(1, 37), Out: d.out(1, 37)},
+			compute.Linear{X: x, Prefill: 5, W: w, Up: up, Act: compute.ActSwiGLU, Scale: 1, Residual: d.floats(5, 37), Out: d.out(5, 37)},
+			compute.Linear{X: x, Prefill: 5, W: w, Scale: 1, Out: d.out(5, 37)}, compute.Linear{X: x, Prefill: 5, W: up, Scale: 1, Out: d.out(5, 37)})
 	}},
 	{"tiles", "linear.metal", func(d *desk) {
 		x := d.floats(35, 96)
 		w, up := d.affine(0, 45, 96), d.affine(0, 45, 96)
 		d.p.Add(compute.Linear{X: x, W: w, Scale: 1, Bias: d.floats(1, 45), Out: d.out(35, 45)},
-			compute.Linear{X: x, W: w, Up: up, Act: compute.ActGeGLU, Scale: 1, Out: d.out(35, 45)})
+			compute.Linear{X: x, W: w, Up: up, Act: compute.ActGeGLU, Scale: 1, Out: d.out(35, 45)},
+			compute.Linear{X: x.Slice(0, 5), Prefill: 2, W: w, Scale: 1, Out: d.out(5, 45)}) // 2 rows of an answer, 3 of a prompt
 	}},
 	{"chain", "linear.metal", func(d *desk) { // each needs the one before
 		h, g := d.floats(3, 64), d.view(layout.F32, 3, 64)
-		d.p.Add(compute.Linear{X: h, W: d.affine(0, 64, 64), Scale: 0.01, Out: g},
-			compute.Linear{X: g, W: d.affine(0, 64, 64), Scale: 0.01, Residual: h, Out: h},
-			compute.Linear{X: h, W: d.affine(0, 40, 64), Scale: 1, Out: d.out(3, 40)},
+		d.p.Add(compute.Linear{X: h, Prefill: 3, W: d.affine(0, 64, 64), Scale: 0.01, Out: g},
+			compute.Linear{X: g, Prefill: 3, W: d.affine(0, 64, 64), Scale: 0.01, Residual: h, Out: h},
+			compute.Linear{X: h, Prefill: 3, W: d.affine(0, 40, 64), Scale: 1, Out: d.out(3, 40)},
 			compute.Unary{X: d.floats(3, 64), Out: h, V: 1}) // not before h was read
 	}},
 	{"norms and turns", "rows.metal", func(d *desk) {
