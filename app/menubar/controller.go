@@ -530,7 +530,7 @@ func (c *Controller) Do(ctx context.Context, e Effect) error {
 		if e.Arg == "" {
 			return c.stopRequests(ctx)
 		}
-		return api.CancelRequest(ctx, e.Arg)
+		return c.stopRequest(ctx, e.Arg)
 	case VerbPin, VerbUnpin:
 		return c.pin(ctx, e.Arg, e.Do == VerbPin)
 	case VerbRace:
@@ -632,14 +632,19 @@ func (c *Controller) quiet(ctx context.Context) error {
 // stopRequests cancels every request.
 func (c *Controller) stopRequests(ctx context.Context) error {
 	for _, r := range c.State().Requests {
-		err := c.o.Client.CancelRequest(ctx, r.ID)
-		var e *client.Error
-		if errors.As(err, &e) && e.Status == http.StatusNotFound && !client.Absent(err) {
-			continue // it has ended meanwhile
-		}
-		if err != nil {
+		if err := c.stopRequest(ctx, r.ID); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// stopRequest cancels a request. One that has ended meanwhile is no problem.
+func (c *Controller) stopRequest(ctx context.Context, id string) error {
+	err := c.o.Client.CancelRequest(ctx, id)
+	var e *client.Error
+	if errors.As(err, &e) && e.Status == http.StatusNotFound && !client.Absent(err) {
+		return nil
+	}
+	return err
 }

@@ -159,6 +159,9 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		io.WriteString(w, answer)
+	case strings.HasPrefix(r.URL.Path, "/admin/requests/") && !ok:
+		w.WriteHeader(404)
+		io.WriteString(w, `{"error":{"type":"not_found_error","code":"request_not_found","message":"no such request runs or waits"}}`)
 	case ok:
 		io.WriteString(w, answer)
 	case other:
@@ -273,6 +276,7 @@ func TestCapabilities(t *testing.T) {
 // TestActions: each click causes exactly the calls that its title promises.
 func TestActions(t *testing.T) {
 	live(t, func(t *testing.T, c *Controller, api *fakeAPI, host *fakeHost, server *fakeServer, _ *atomic.Int32) {
+		delete(api.routes, "POST /admin/requests/r1/cancel") // it has ended meanwhile
 		api.routes["POST /admin/race"] = "event: arm_done\ndata: {\"label\":\"dspark\",\"tokens_per_sec\":60}\n\nevent: arm_done\ndata: {\"label\":\"baseline\",\"tokens_per_sec\":20}\n\nevent: verdict\ndata: {\"identical\":true,\"detail\":\"Every arm produced the same tokens.\"}\n\nevent: done\ndata: {}\n\n"
 		c.Open()
 		synctest.Wait()
