@@ -327,6 +327,9 @@ func TestActions(t *testing.T) {
 			if got := api.took(); !slices.Equal(got, step.calls) {
 				t.Errorf("%s %s called %q, want %q", step.id, step.arg, got, step.calls)
 			}
+			if p := c.State().Problem; p != "" {
+				t.Errorf("%s %s: %s", step.id, step.arg, p)
+			}
 			if got := host.take(); !slices.Equal(got, step.host) {
 				t.Errorf("%s %s: the host did %q, want %q", step.id, step.arg, got, step.host)
 			}
