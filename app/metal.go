@@ -22,11 +22,15 @@ func metalOptions(v *config) (o metalkern.Options, flags string, err error) {
 	var given []string
 	switch s := v.GetString("activations"); s {
 	case "", "f32": // a command may not have the flag
-	case "f16", "bf16":
-		o.Activations = map[string]layout.DType{"f16": layout.F16, "bf16": layout.BF16}[s]
-		given = append(given, "--activations "+s)
+	case "f16":
+		o.Activations = layout.F16
+	case "bf16":
+		o.Activations = layout.BF16
 	default:
 		return o, "", fmt.Errorf("--activations must be f32, f16 or bf16, got '%s'", s)
+	}
+	if o.Activations != 0 {
+		given = append(given, "--activations "+v.GetString("activations"))
 	}
 	switch s := v.GetString("identity"); s {
 	case "", "strict":

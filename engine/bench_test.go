@@ -125,7 +125,7 @@ func TestBenchInflated(t *testing.T) {
 		}
 		figures = append(figures, figure{Name: mode + " with the cap chosen on the way", Value: sum[0] / sum[1], Unit: "x", Want: ">= 2.5", Note: fmt.Sprintf("%.1f against %.1f tok/s", float64(tokens)/sum[1], float64(tokens)/sum[0])},
 			figure{Name: mode + " with its whole block", Value: sum[0] / sum[2], Unit: "x", Note: fmt.Sprintf("%.1f tok/s", float64(tokens)/sum[2])})
-		if c := e.Calibration(); c != nil {
+		if c := e.Calibration(); c.Costs != nil {
 			text, _ := json.Marshal(c.Costs)
 			t.Logf("%s costs %s", mode, text)
 		}
@@ -152,7 +152,7 @@ func TestBenchDrafter(t *testing.T) {
 			least, at = r, i
 		}
 	}
-	if c := e.Calibration(); c != nil {
+	if c := e.Calibration(); c.Costs != nil {
 		text, _ := json.Marshal(c.Costs)
 		t.Logf("costs %s", text)
 	}

@@ -18,14 +18,14 @@ type Calibration struct {
 	*calibrate.Costs        // nobody changes them; nil = nothing was measured
 }
 
-// Calibration returns nil where no model is loaded.
-func (e *Engine) Calibration() *Calibration {
+// Calibration returns the zero value where no model is loaded.
+func (e *Engine) Calibration() Calibration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.model == nil {
-		return nil
+		return Calibration{}
 	}
-	return &Calibration{e.model.costKey, e.model.costs.Load()}
+	return Calibration{e.model.costKey, e.model.costs.Load()}
 }
 
 // Calibrate measures the rounds of the loaded model anew, in about five seconds,
@@ -127,11 +127,7 @@ const (
 // readCalibrations reads the file. What is damaged in it does not exist.
 func readCalibrations(file string) map[string]calibration {
 	known := map[string]calibration{}
-	info, err := os.Stat(file)
-	if err != nil || info.Size() > maxCalibrationFile {
-		return known
-	}
-	text, err := os.ReadFile(file)
+	text, err := wholefile.Read(file, maxCalibrationFile)
 	if err != nil {
 		return known
 	}

@@ -89,7 +89,7 @@ func busy() *enginetest.Engine {
 	if err := json.Unmarshal([]byte(`{"Key":"v1|x","verify":{"1":20,"2":21,"4":30},"drafter":{"1":5,"2":5,"4":5},"overhead":1.5}`), &cal); err != nil {
 		panic(err)
 	}
-	e.Costs = &cal
+	e.Costs = cal
 	info := calibrate.NewController(cal.Costs, calibrate.ControllerConfig{MaxCap: 3}).Info()
 	e.Gauge = &engine.Gauges{Controller: &info, Trimmable: true, PositionBytes: 1000, Pages: 20, PagesUsed: 3}
 	e.Gauge.Store.Tokens, e.Gauge.Store.Hits, e.Gauge.Store.ReusedTokens = []int{50, 30}, 2, 70

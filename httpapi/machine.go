@@ -189,7 +189,7 @@ const calibrationDepth = 512
 // baseline is the health of a plain step, nil where none was timed.
 func (s *Server) baseline(m *engine.ModelInfo) *telemetry.Baseline {
 	cal := s.engine.Calibration()
-	if cal == nil || cal.Costs == nil {
+	if cal.Costs == nil {
 		return nil
 	}
 	p := s.engine.Roofline(m, calibrationDepth)
@@ -247,12 +247,8 @@ func (s *Server) calibration(c *gin.Context) *apiError {
 	case m.Mode != "dspark" && m.Mode != "dflash" && m.Mode != "draft":
 		s.reply(c, http.StatusOK, calibrationReply{Reason: "calibration applies to dspark/dflash, not '" + m.Mode + "'"})
 		return nil
-	case cal == nil || cal.Costs == nil:
-		var key string
-		if cal != nil {
-			key = cal.Key
-		}
-		s.reply(c, http.StatusOK, calibrationReply{Key: key, Reason: "not calibrated yet on this machine — loading the pair with --max-draft auto measures the curves automatically"})
+	case cal.Costs == nil:
+		s.reply(c, http.StatusOK, calibrationReply{Key: cal.Key, Reason: "not calibrated yet on this machine — loading the pair with --max-draft auto measures the curves automatically"})
 		return nil
 	}
 	r := calibrationReply{Available: true, Key: cal.Key, calibrationCosts: &calibrationCosts{Mode: m.Mode, Target: m.Target, Drafter: optional(m.Drafter),

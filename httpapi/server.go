@@ -53,7 +53,7 @@ type Engine interface {
 	Totals() telemetry.TotalsReport
 	// Gauges and Calibration are nil where nothing is known.
 	Gauges() *engine.Gauges
-	Calibration() *engine.Calibration
+	Calibration() engine.Calibration
 	Machine() engine.MachineInfo
 	// Roofline is the ceiling of plain decoding of a model at a context.
 	Roofline(m *engine.ModelInfo, context int) telemetry.RooflinePoint

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -132,20 +131,6 @@ func (b *book) known(f *fault) error {
 	return fmt.Errorf("%s; this was found before, see %s", f.Why, b.model.path)
 }
 
-// readFile reads a file of ours of at most a size.
-func readFile(path string, most int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(text)) > most {
-		err = fmt.Errorf("%s is larger than %d bytes", path, most)
-	}
-	return text, err
-}
-
 func (f bookFile) sum() string {
 	f.Sum = ""
 	text, err := json.Marshal(f)
@@ -158,7 +143,7 @@ func (f bookFile) sum() string {
 
 // read returns what the file has.
 func (p page) read() (f bookFile, ok bool) {
-	text, err := readFile(p.path, mostBook)
+	text, err := wholefile.Read(p.path, mostBook)
 	if err != nil {
 		return f, false
 	}
@@ -235,7 +220,7 @@ func (b *book) lock() (unlock func()) {
 		return nothing
 	}
 	b.read() // again: the lock may have come free just now
-	if text, err := readFile(b.tryingPath(), mostBook); err == nil {
+	if text, err := wholefile.Read(b.tryingPath(), mostBook); err == nil {
 		var n trialNote
 		if json.Unmarshal(text, &n) == nil && n.Machine == b.machine.machine && n.Key.Kernel != "" {
 			b.blame(n.Key, n.Variant, "it ended the process, or hung, when it was tried", true)
@@ -254,11 +239,9 @@ func (b *book) trying(k Key, name string) {
 	if !b.kept {
 		return
 	}
-	text, err := json.Marshal(trialNote{b.machine.machine, k, name})
-	if err == nil {
-		err = wholefile.Write(b.tryingPath(), text, 0o644)
+	if text, err := json.Marshal(trialNote{b.machine.machine, k, name}); err == nil {
+		_ = wholefile.Write(b.tryingPath(), text, 0o644) // a disk that is full keeps nobody from working
 	}
-	_ = err // a disk that is full keeps nobody from working
 }
 
 func (b *book) tried() {

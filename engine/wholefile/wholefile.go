@@ -1,6 +1,8 @@
 package wholefile
 
 import (
+	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -30,4 +32,19 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 		_ = os.Remove(f.Name())
 	}
 	return err
+}
+
+// Read returns the content of the file at path, which must not be larger than most
+// bytes: nobody else's file can fill the memory.
+func Read(path string, most int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("%s is larger than %d bytes", path, most)
+	}
+	return text, err
 }

@@ -33,3 +33,19 @@ func TestWrite(t *testing.T) {
 		t.Errorf("%v, %v", list, err)
 	}
 }
+
+func TestRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	if _, err := Read(path, 4); !os.IsNotExist(err) {
+		t.Errorf("a file that is not there: %v", err)
+	}
+	if err := os.WriteFile(path, []byte("four"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := Read(path, 4); err != nil || string(text) != "four" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if _, err := Read(path, 3); err == nil {
+		t.Error("a file that is too large was read")
+	}
+}

@@ -59,7 +59,7 @@ type Engine struct {
 	Total    telemetry.TotalsReport
 
 	Local    []models.Model // of this machine
-	Costs    *engine.Calibration
+	Costs    engine.Calibration
 	Gauge    *engine.Gauges
 	Info     engine.MachineInfo
 	Findings []engine.Finding
@@ -330,7 +330,7 @@ func (e *Engine) Totals() telemetry.TotalsReport { return e.Total }
 func (e *Engine) Gauges() *engine.Gauges { return e.Gauge }
 
 // Calibration returns Costs.
-func (e *Engine) Calibration() *engine.Calibration { return e.Costs }
+func (e *Engine) Calibration() engine.Calibration { return e.Costs }
 
 // Machine returns Info.
 func (e *Engine) Machine() engine.MachineInfo { return e.Info }
