@@ -241,12 +241,11 @@ INL vf v_bytes(const void *p) {
 
 // Functions. Errors are below 2 units in the last place unless stated.
 
-// e^x; 0 below -104, infinite above 88.73.
-INL vf v_exp(vf x) {
-	x = v_min(v_set(89.0f), v_max(v_set(-104.0f), x));
+// e^x = p 2^n with p near 1, for x that v_exp and v_weight take.
+INL vf v_exp_parts(vf x, vi *n) {
 	const float magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer
 	vf shifted = v_fma(x, v_set(1.44269504f), v_set(magic));
-	vi n = (vi)shifted - 0x4b400000;
+	*n = (vi)shifted - 0x4b400000;
 	vf f = shifted - magic;
 	vf r = v_fma(f, v_set(-0.693359375f), x);
 	r = v_fma(f, v_set(2.12194440e-4f), r);
@@ -256,7 +255,13 @@ INL vf v_exp(vf x) {
 	p = v_fma(p, r, v_set(4.1665795894e-2f));
 	p = v_fma(p, r, v_set(1.6666665459e-1f));
 	p = v_fma(p, r, v_set(5.0000001201e-1f));
-	p = v_fma(p, r * r, r) + 1.0f;
+	return v_fma(p, r * r, r) + 1.0f;
+}
+
+// e^x; 0 below -104, infinite above 88.73.
+INL vf v_exp(vf x) {
+	vi n;
+	vf p = v_exp_parts(v_min(v_set(89.0f), v_max(v_set(-104.0f), x)), &n);
 	vi half = n >> 1; // 2^n in two factors, so that subnormal results come out right
 	return p * (vf)((half + 127) << 23) * (vf)((n - half + 127) << 23);
 }
@@ -264,15 +269,8 @@ INL vf v_exp(vf x) {
 // e^x for x <= 0, and 0 below -87: never a subnormal number, which processors take
 // a hundred cycles for.
 INL vf v_weight(vf x) {
-	vf y = v_max(v_set(-87.0f), x), shifted = v_fma(y, v_set(1.44269504f), v_set(12582912.0f)), f = shifted - 12582912.0f;
-	vf r = v_fma(f, v_set(2.12194440e-4f), v_fma(f, v_set(-0.693359375f), y));
-	vf p = v_set(1.9875691500e-4f);
-	p = v_fma(p, r, v_set(1.3981999507e-3f));
-	p = v_fma(p, r, v_set(8.3334519073e-3f));
-	p = v_fma(p, r, v_set(4.1665795894e-2f));
-	p = v_fma(p, r, v_set(1.6666665459e-1f));
-	p = v_fma(p, r, v_set(5.0000001201e-1f));
-	p = (v_fma(p, r * r, r) + 1.0f) * (vf)(((vi)shifted - 0x4b400000 + 127) << 23);
+	vi n;
+	vf p = v_exp_parts(v_max(v_set(-87.0f), x), &n) * (vf)((n + 127) << 23);
 	return (vf)(~(x < -87.0f) & (vi)p);
 }
 
