@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"sparkbar/engine/layout"
+	"sparkbar/engine/wholefile"
 )
 
 // maxTensors bounds how many tensors one checkpoint may hold; the largest published ones hold a tenth of it.
@@ -97,7 +98,7 @@ func Open(path string) (c *Checkpoint, err error) {
 // isGGUF reports whether a file of another name begins as GGUF files do: the blobs
 // of Ollama are named by their hash.
 func isGGUF(path string) bool {
-	f, err := os.Open(path)
+	f, _, err := wholefile.Open(path)
 	if err != nil {
 		return false
 	}

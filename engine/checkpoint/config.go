@@ -7,6 +7,8 @@ import (
 	"math"
 	"os"
 	"slices"
+
+	"sparkbar/engine/wholefile"
 )
 
 // maxConfigBytes bounds a config file; published ones stay below one megabyte. Decoded, a text takes up to fifty times
@@ -57,7 +59,7 @@ func parseObject(name string, text []byte) (object, error) {
 
 // readObject decodes a JSON file; found is false when there is none.
 func readObject(path string) (o object, text []byte, found bool, err error) {
-	text, err = readLimited(path, maxConfigBytes)
+	text, err = wholefile.Read(path, maxConfigBytes)
 	if errors.Is(err, os.ErrNotExist) {
 		return object{}, nil, false, nil
 	}

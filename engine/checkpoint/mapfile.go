@@ -5,23 +5,18 @@ import (
 	"io"
 	"math"
 	"os"
+
+	"sparkbar/engine/wholefile"
 )
 
 // mapFile brings a whole file into memory, read-only. Files on volumes that may go away are read, others are mapped.
 func mapFile(path string) (mapped, error) {
-	f, err := os.Open(path)
+	f, size, err := wholefile.Open(path)
 	if err != nil {
 		return mapped{}, fmt.Errorf("cannot open a weight file: %w", err)
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return mapped{}, err
-	}
-	size := info.Size()
 	switch {
-	case !info.Mode().IsRegular():
-		return mapped{}, fmt.Errorf("%s is not a regular file; give the model's folder or file itself", path)
 	case size == 0:
 		return mapped{}, fmt.Errorf("%s is empty; download it again", path)
 	case size > math.MaxInt:

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"strings"
 
 	"sparkbar/engine/layout"
+	"sparkbar/engine/wholefile"
 )
 
 const (
@@ -137,7 +137,7 @@ func (c *Checkpoint) shards(dir string) ([]string, error) {
 
 // readIndex reads the tensor -> file map of an index file.
 func readIndex(path string) (map[string]string, error) {
-	text, err := readLimited(path, maxIndexBytes)
+	text, err := wholefile.Read(path, maxIndexBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -174,23 +174,6 @@ func parseIndex(text []byte) (map[string]string, error) {
 		err = s.end()
 	}
 	return index, err
-}
-
-// readLimited reads a whole file of at most limit bytes.
-func readLimited(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return nil, fmt.Errorf("cannot read %s: %w", path, err)
-	}
-	if int64(len(text)) > limit {
-		return nil, fmt.Errorf("%s is larger than %d bytes; the file is damaged, download it again", path, limit)
-	}
-	return text, nil
 }
 
 // addSafetensors maps one file and adds its tensors.

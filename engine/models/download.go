@@ -17,6 +17,7 @@ import (
 
 	"sparkbar/engine/arch"
 	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/wholefile"
 )
 
 // Snapshot is a downloaded model.
@@ -426,7 +427,7 @@ func rank(f repoFile) int {
 // planOffline accepts a model that is complete in the cache.
 func (d *Downloader) planOffline(p *plan) (*plan, error) {
 	for _, m := range scanRepo(d.o.Cache, p.req.Repo, newInspector()) {
-		at, _ := readSmall(filepath.Join(p.folder, "refs", filepath.FromSlash(p.req.Revision)), 100)
+		at, _ := wholefile.Read(filepath.Join(p.folder, "refs", filepath.FromSlash(p.req.Revision)), 100)
 		if p.req.Revision != "main" && p.req.Revision != m.Revision && string(at) != m.Revision {
 			continue
 		}
@@ -806,7 +807,7 @@ func (p *plan) outdated() error {
 	found, _ := filepath.Glob(filepath.Join(p.folder, manifestPrefix+"*.json"))
 	for _, path := range found {
 		var old manifest
-		text, err := readSmall(path, maxManifest)
+		text, err := wholefile.Read(path, maxManifest)
 		if err != nil || json.Unmarshal(text, &old) != nil || old.Revision != p.req.Revision || old.Commit == p.commit || old.Model != p.model || !isHex(old.Commit, 40) {
 			continue
 		}

@@ -13,6 +13,7 @@ import (
 
 	"sparkbar/engine/arch"
 	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/wholefile"
 )
 
 // ggufTypes are the families of GGUF files that can be run, as model_type.
@@ -70,7 +71,7 @@ func (in *inspector) gguf(path string, files map[string]entry) Model {
 func inspectGGUF(parts []string) Model {
 	m := Model{Path: parts[0], Kind: KindGGUF}
 	for i, path := range parts {
-		f, size, err := openRegular(path)
+		f, size, err := wholefile.Open(path)
 		if err != nil {
 			if m.Reason == "" {
 				m.Reason = fmt.Sprintf("%s is missing; download it again", filepath.Base(path))

@@ -17,6 +17,7 @@ import (
 
 	"sparkbar/engine/arch"
 	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/wholefile"
 )
 
 // inspector looks into model folders and GGUF files, and remembers what it saw
@@ -156,7 +157,7 @@ func inspectFolder(dir string, files map[string]entry) (m Model, ok bool) {
 	if info, err := os.Stat(dir); err == nil {
 		m.Snapshot = info.ModTime()
 	}
-	text, err := readSmall(filepath.Join(dir, "config.json"), 16<<20)
+	text, err := wholefile.Read(filepath.Join(dir, "config.json"), 16<<20)
 	if err != nil {
 		m.Reason = fmt.Sprintf("config.json cannot be read (%v); download the model again", err)
 		return m, true
@@ -274,7 +275,7 @@ func shards(dir string, files map[string]entry) (list []string, missing string) 
 		}
 	}
 	if _, ok := files["model.safetensors.index.json"]; ok {
-		text, err := readSmall(filepath.Join(dir, "model.safetensors.index.json"), 64<<20)
+		text, err := wholefile.Read(filepath.Join(dir, "model.safetensors.index.json"), 64<<20)
 		var index struct {
 			Map map[string]string `json:"weight_map"`
 		}
@@ -321,7 +322,7 @@ const maxHeader = 100_000_000
 // safetensorsHeader checks that a file has the length that its header promises
 // and returns how many bytes there are of each element type.
 func safetensorsHeader(path string) (map[string]int64, error) {
-	f, size, err := openRegular(path)
+	f, size, err := wholefile.Open(path)
 	if err != nil {
 		return nil, err
 	}

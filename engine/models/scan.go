@@ -3,11 +3,12 @@ package models
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"sparkbar/engine/wholefile"
 )
 
 // maxEntries bounds how many entries of one folder are looked at.
@@ -76,7 +77,7 @@ func scanRepo(cache, repo string, in *inspector) []Model {
 			times[name] = info.ModTime().UnixNano()
 		}
 	}
-	main, _ := readSmall(filepath.Join(folder, "refs", "main"), 100)
+	main, _ := wholefile.Read(filepath.Join(folder, "refs", "main"), 100)
 	slices.SortFunc(commits, func(a, b string) int {
 		if (a == string(main)) != (b == string(main)) {
 			return order(a == string(main))
@@ -140,7 +141,7 @@ func scanSnapshot(folder, commit, repo string, in *inspector) []Model {
 // readManifest returns which files of a snapshot are still to come, nil when
 // none are, and how many bytes there are of how many.
 func readManifest(folder, commit string) (pending map[string]bool, done, total int64) {
-	text, err := readSmall(filepath.Join(folder, manifestPrefix+commit+".json"), maxManifest)
+	text, err := wholefile.Read(filepath.Join(folder, manifestPrefix+commit+".json"), maxManifest)
 	var m manifest
 	if err != nil || json.Unmarshal(text, &m) != nil {
 		return nil, 0, 0
@@ -265,7 +266,7 @@ func scanOllama(root string, in *inspector) []Model {
 }
 
 func ollamaModel(root, path string, in *inspector) (Model, bool) {
-	text, err := readSmall(path, 1<<20)
+	text, err := wholefile.Read(path, 1<<20)
 	var manifest ollamaManifest
 	if err != nil || json.Unmarshal(text, &manifest) != nil {
 		return Model{}, false
@@ -283,31 +284,4 @@ func ollamaModel(root, path string, in *inspector) (Model, bool) {
 		return m, true
 	}
 	return Model{}, false // an embedding of another format, or a model in the cloud
-}
-
-// openRegular opens a file, but nothing that could block, such as a pipe.
-func openRegular(path string) (*os.File, int64, error) {
-	info, err := os.Stat(path)
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no file", path)
-	}
-	if err != nil {
-		return nil, 0, err
-	}
-	f, err := os.Open(path)
-	return f, info.Size(), err
-}
-
-// readSmall reads a whole file of at most limit bytes.
-func readSmall(path string, limit int64) ([]byte, error) {
-	f, _, err := openRegular(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(text)) > limit {
-		err = fmt.Errorf("%s is larger than %d bytes", path, limit)
-	}
-	return text, err
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -12,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"sparkbar/engine/wholefile"
 )
 
 // settings is what the files beside tokenizer.json say.
@@ -42,7 +43,7 @@ const (
 // special_tokens_map.json (for names the config lacks), and chat templates from chat_template.jinja,
 // tokenizer_config.json, chat_template.json (in that order) and additional_chat_templates/*.jinja.
 func Load(dir string) (*Tokenizer, error) {
-	tokenizerJSON, err := readFile(filepath.Join(dir, "tokenizer.json"), maxTokenizerFile)
+	tokenizerJSON, err := wholefile.Read(filepath.Join(dir, "tokenizer.json"), maxTokenizerFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s has no tokenizer.json: %w", dir, err)
 	} else if err != nil {
@@ -53,7 +54,7 @@ func Load(dir string) (*Tokenizer, error) {
 		"tokenizer_config.json": &files.config, "special_tokens_map.json": &files.specialTokensMap,
 		"chat_template.jinja": &files.templateJinja, "chat_template.json": &files.templateJSON,
 	} {
-		if *to, err = readFile(filepath.Join(dir, name), maxConfigFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if *to, err = wholefile.Read(filepath.Join(dir, name), maxConfigFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
@@ -61,7 +62,7 @@ func Load(dir string) (*Tokenizer, error) {
 	named, _ := os.ReadDir(filepath.Join(dir, folder)) // most models have none
 	for _, entry := range named {
 		if name, ok := strings.CutSuffix(entry.Name(), ".jinja"); ok {
-			source, err := readFile(filepath.Join(dir, folder, entry.Name()), maxConfigFile)
+			source, err := wholefile.Read(filepath.Join(dir, folder, entry.Name()), maxConfigFile)
 			if err != nil {
 				return nil, err
 			}
@@ -76,23 +77,6 @@ func Load(dir string) (*Tokenizer, error) {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	return t, nil
-}
-
-// readFile reads a file of at most limit bytes.
-func readFile(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return nil, err
-	}
-	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s is larger than %d bytes", path, limit)
-	}
-	return data, nil
 }
 
 // specialNames are the special tokens that have a name in tokenizer_config.json.

@@ -1,4 +1,4 @@
-// Package wholefile replaces and reads small files as a whole: whoever reads one, also after
+// Package wholefile replaces and reads files as a whole: whoever reads one, also after
 // a crash at any moment, finds the old content or the new, never a part.
 //
 // It is for settings, journals and measurements, which are rewritten at each

@@ -34,17 +34,35 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 	return err
 }
 
-// Read returns the content of the file at path, which must not be larger than most
-// bytes: nobody else's file can fill the memory.
+// Open opens the regular file at path for reading and returns how many bytes it
+// has. Nothing else: a pipe in its place would hold the caller up until somebody
+// writes.
+func Open(path string) (f *os.File, size int64, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, 0, fmt.Errorf("%s is not a regular file", path)
+	}
+	f, err = os.Open(path)
+	return f, info.Size(), err
+}
+
+// Read returns the content of the regular file at path, which must not be larger
+// than most bytes: nobody else's file can fill the memory.
 func Read(path string, most int64) ([]byte, error) {
-	f, err := os.Open(path)
+	f, _, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(text)) > most {
-		err = fmt.Errorf("%s is larger than %d bytes", path, most)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", path, err)
 	}
-	return text, err
+	if int64(len(text)) > most {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, most)
+	}
+	return text, nil
 }

@@ -3,6 +3,8 @@ package wholefile
 import (
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -47,5 +49,30 @@ func TestRead(t *testing.T) {
 	}
 	if _, err := Read(path, 3); err == nil {
 		t.Error("a file that is too large was read")
+	}
+}
+
+func TestReadsRegularFilesOnly(t *testing.T) {
+	dir := t.TempDir()
+	pipe, file := filepath.Join(dir, "pipe"), filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("1234"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := Read(file, 4); err != nil || string(text) != "1234" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if _, err := Read(file, 3); err == nil || !strings.Contains(err.Error(), "larger than 3 bytes") {
+		t.Errorf("a file above the limit: %v", err)
+	}
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{pipe, dir} { // a read of the pipe would never end
+		if _, err := Read(path, 4); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if _, _, err := Open(filepath.Join(dir, "none")); !os.IsNotExist(err) {
+		t.Errorf("no file: %v", err)
 	}
 }
