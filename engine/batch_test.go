@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"sparkbar/engine"
 )
@@ -14,7 +15,8 @@ import (
 // else; a model that is swapped out lets its answers end.
 func TestTogether(t *testing.T) {
 	for _, mode := range []string{"dspark", "dflash", "lookup", "baseline"} {
-		e, _ := demoEngine(t, reference, engine.LoadRequest{Mode: mode, Warmup: ptr(mode == "dspark")})
+		var b brake
+		e, _ := demoEngine(t, b.on(reference), engine.LoadRequest{Mode: mode, Warmup: ptr(mode == "dspark")})
 		var requests []engine.Request
 		var want []engine.Result
 		for i, text := range []string{"What is speculative decoding?", "Tell me a story", "hi", "What is a token?", "Who are you?", "Name a colour", "What is a drafter?", "Why?"} {
@@ -24,13 +26,14 @@ func TestTogether(t *testing.T) {
 				r.Logprobs = 2
 			}
 			var alone engine.Result
-			if i == 1 { // to be cancelled: far longer than the others take to begin
+			if i == 1 { // to be cancelled: it takes half a minute if the others are late to begin
 				r.MaxTokens, r.IgnoreEnd = 1500, true
 			} else {
 				alone = answer(t, e, r)
 			}
 			requests, want = append(requests, r), append(want, alone)
 		}
+		b.put(200, 20*time.Millisecond)
 		// All begin before any goes on: the first delta of each waits for the others.
 		var begun, all sync.WaitGroup
 		begun.Add(len(requests))
@@ -54,6 +57,7 @@ func TestTogether(t *testing.T) {
 					})
 					if i == 1 {
 						cancel()
+						b.letGo()
 					}
 					return nil
 				})

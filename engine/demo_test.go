@@ -7,7 +7,9 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"sparkbar/engine"
 	"sparkbar/engine/compute"
@@ -59,6 +61,47 @@ func backendFactories() map[string]backendFactory {
 		"cpu":       func() (compute.Backend, error) { return cpu.New(cpu.Options{}) },
 		"cpu-exact": func() (compute.Backend, error) { return cpu.New(cpu.Options{Exact: true}) },
 	}
+}
+
+// brake holds a backend up, so that no answer is over before a test has cancelled it,
+// however late the test's goroutines come to run. It is off at first.
+type brake struct {
+	pause time.Duration
+	left  atomic.Int64 // programs that pass
+	isOn  atomic.Bool
+}
+
+// put lets so many programs pass; each further one begins a pause later, unless
+// it is stopped or the brake is let go.
+func (b *brake) put(programs int64, pause time.Duration) {
+	b.isOn.Store(false)
+	b.pause = pause
+	b.left.Store(programs)
+	b.isOn.Store(true)
+}
+
+func (b *brake) letGo() { b.isOn.Store(false) }
+
+// on is a factory of backends that the brake acts on.
+func (b *brake) on(make backendFactory) backendFactory {
+	return func() (compute.Backend, error) {
+		inner, err := make()
+		return braked{inner, b}, err
+	}
+}
+
+type braked struct {
+	compute.Backend
+	brake *brake
+}
+
+func (b braked) Submit(p *compute.Program, stop *compute.Stop) (compute.Pending, error) {
+	if b.brake.isOn.Load() && b.brake.left.Add(-1) < 0 {
+		for end := time.Now().Add(b.brake.pause); b.brake.isOn.Load() && !stop.IsSet() && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return b.Backend.Submit(p, stop)
 }
 
 func demoBuiltins() map[string]engine.Builtin {

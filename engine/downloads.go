@@ -164,7 +164,7 @@ func (e *Engine) follow(d *download) {
 // none of that id.
 func (e *Engine) change(id string, do func(*download)) (Download, bool) {
 	e.mu.Lock()
-	i := slices.IndexFunc(e.downloads, func(d *download) bool { return d.id == id && !isClosed(d.done) })
+	i := slices.IndexFunc(e.downloads, func(d *download) bool { return d.id == id && !isClosed(d.done) && !isClosed(d.job.Done()) })
 	if i < 0 {
 		e.mu.Unlock()
 		return Download{}, false

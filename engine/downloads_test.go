@@ -47,6 +47,23 @@ func untilDownload(t *testing.T, sub *telemetry.Subscription, suits func(engine.
 	}
 }
 
+// untilFetching waits until the load under way has told of its download.
+func untilFetching(t *testing.T, e *engine.Engine, sub *telemetry.Subscription) engine.Status {
+	t.Helper()
+	for {
+		s := e.Status()
+		if s.Loading == nil {
+			t.Fatalf("no load is under way: %+v", s)
+		}
+		if s.Loading.Download != nil {
+			return s
+		}
+		if _, err := sub.Next(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestDownloads: a model is fetched beside one that answers; it can be paused,
 // resumed and cancelled, and a load of the same joins it.
 func TestDownloads(t *testing.T) {
@@ -96,7 +113,7 @@ func TestDownloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-g.reached
-	if st := e.Status(); st.Loading == nil || st.Loading.Download == nil || st.Loading.Download.ID != d.ID || st.Model.ID != "one" {
+	if st := untilFetching(t, e, sub); st.Loading.Download.ID != d.ID || st.Model.ID != "one" {
 		t.Errorf("%+v", st)
 	}
 	if !e.CancelLoad(true) {

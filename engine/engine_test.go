@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"sparkbar/engine"
 	"sparkbar/engine/compute"
@@ -220,11 +221,14 @@ func TestSwapUnderLoad(t *testing.T) {
 // TestCancelWithinARound: a cancelled request ends before its tokens are out, in
 // decoding, while it waits, and by an error of the receiver; the next one runs.
 func TestCancelWithinARound(t *testing.T) {
-	e, _ := demoEngine(t, reference, engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)})
-	long := engine.Request{ID: "long", Prompt: message("Tell me a story"), MaxTokens: 80, Logprobs: -1}
+	var b brake
+	e, _ := demoEngine(t, b.on(reference), engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)})
+	t.Cleanup(b.letGo)
+	long := engine.Request{ID: "long", Prompt: message("Tell me a story"), MaxTokens: 80, IgnoreEnd: true, Logprobs: -1}
 
 	ctx, cancel := context.WithCancel(context.Background())
 	n := 0
+	b.put(20, time.Minute)
 	_, err := e.Generate(ctx, long, func(d engine.Delta) error {
 		if d.Text != "" {
 			if n++; n == 3 {
@@ -238,12 +242,14 @@ func TestCancelWithinARound(t *testing.T) {
 	}
 
 	gone := errors.New("the client is gone")
+	b.put(20, time.Minute)
 	_, err = e.Generate(context.Background(), long, func(d engine.Delta) error { return gone })
 	if kindOf(err) != engine.ErrCancelled || !errors.Is(err, gone) {
 		t.Errorf("receiver failed: %v", err)
 	}
 
-	// One that waits leaves the queue at once.
+	// One that has not begun leaves at once.
+	b.put(2, time.Minute)
 	ctx, cancel = context.WithCancel(context.Background())
 	started := make(chan struct{})
 	var once sync.Once
@@ -259,11 +265,13 @@ func TestCancelWithinARound(t *testing.T) {
 	<-started
 	waiting := make(chan error, 1)
 	go func() { _, err := e.Generate(ctx, long, nil); waiting <- err }()
-	for e.Status().Queued == 0 && e.Status().InFlight == 1 {
+	for s := e.Status(); s.Queued+s.InFlight < 2; s = e.Status() {
+		time.Sleep(time.Millisecond)
 	}
 	cancel()
+	b.letGo()
 	close(release)
-	if err := <-waiting; err != nil && kindOf(err) != engine.ErrCancelled {
+	if err := <-waiting; kindOf(err) != engine.ErrCancelled {
 		t.Errorf("while waiting: %v", err)
 	}
 	if err := <-done; err != nil {

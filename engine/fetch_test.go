@@ -67,7 +67,7 @@ func (h *hub) count(part string) (n int) {
 func fetching(t *testing.T, h *hub, offline bool) *engine.Engine {
 	t.Helper()
 	places := models.Places{Hub: filepath.Join(t.TempDir(), "hub")}
-	d, err := models.NewDownloader(models.HubOptions{Cache: places.Hub, Endpoint: h.URL, Offline: offline})
+	d, err := models.NewDownloader(models.HubOptions{Cache: places.Hub, Endpoint: h.URL, Offline: offline, Workers: 1}) // one request at a time: what is held is all there is
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestDownloadCancel(t *testing.T) {
 	sub := e.Events().Subscribe(4096)
 	defer sub.Close()
 	<-reached
-	if s := e.Status(); s.State != engine.StateDownloading || s.Loading.Download == nil {
+	if s := untilFetching(t, e, sub); s.State != engine.StateDownloading {
 		t.Errorf("%+v", s)
 	}
 	if _, err := e.Generate(context.Background(), short("org/one", "hi"), nil); kindOf(err) != engine.ErrLoading {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"sparkbar/engine"
 	"sparkbar/engine/telemetry"
@@ -12,7 +13,8 @@ import (
 // TestPrefillEnds: whoever follows a prompt's reading is told its end, also where
 // the request ends first.
 func TestPrefillEnds(t *testing.T) {
-	e := engine.New(engine.Options{Builtins: demoBuiltins(), Version: "test", Backend: reference, Chunk: 16})
+	var b brake
+	e := engine.New(engine.Options{Builtins: demoBuiltins(), Version: "test", Backend: b.on(reference), Chunk: 16})
 	t.Cleanup(func() {
 		if err := e.Close(context.Background()); err != nil {
 			t.Error(err)
@@ -41,7 +43,9 @@ func TestPrefillEnds(t *testing.T) {
 		}
 	}
 	for _, id := range []string{"cancelled", "whole"} {
-		long.ID = id
+		if long.ID = id; id == "cancelled" {
+			b.put(3, time.Minute)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		_, err := e.Generate(ctx, long, func(d engine.Delta) error {
 			if d.Prefill != nil && id == "cancelled" {
@@ -50,6 +54,7 @@ func TestPrefillEnds(t *testing.T) {
 			return nil
 		})
 		cancel()
+		b.letGo()
 		if (kindOf(err) == engine.ErrCancelled) != (id == "cancelled") {
 			t.Fatalf("%s: %v", id, err)
 		}

@@ -314,13 +314,19 @@ func (e *Engine) leave(g *group) bool {
 // serveGroups loads the models of the groups one after another.
 func (e *Engine) serveGroups() {
 	for {
-		e.loads.Lock() // a load or unload that somebody asked for ends first
 		e.mu.Lock()
-		if len(e.groups) == 0 {
+		if len(e.groups) == 0 { // nothing to load: nobody is kept from it
 			e.switching = false
 			e.mu.Unlock()
-			e.loads.Unlock()
 			return
+		}
+		e.mu.Unlock()
+		e.loads.Lock() // a load or unload that somebody asked for ends first
+		e.mu.Lock()
+		if len(e.groups) == 0 { // all have gone meanwhile
+			e.mu.Unlock()
+			e.loads.Unlock()
+			continue
 		}
 		g := e.groups[0]
 		var err error

@@ -140,6 +140,8 @@ func TestSwitchBatches(t *testing.T) {
 	if _, err := e.Load(ctx, engine.LoadRequest{Model: "org/one"}); err != nil {
 		t.Fatal(err)
 	}
+	sub := e.Events().Subscribe(1024)
+	defer sub.Close()
 	var wg sync.WaitGroup
 	errs := make(chan error, 64)
 	for i := range 12 {
@@ -152,8 +154,14 @@ func TestSwitchBatches(t *testing.T) {
 			errs <- err
 		})
 	}
-	for len(e.Requests()) < 12 {
-		time.Sleep(time.Millisecond)
+	for queued := 0; queued < 12; { // each has told that it waits for its model
+		ev, err := sub.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, ok := ev.Data.(engine.RequestEvent); ok && r.State == "queued" {
+			queued++
+		}
 	}
 	// One that names nothing is answered meanwhile, by the model that is there.
 	if res, err := e.Generate(ctx, short("", "now"), nil); err != nil || res.Model != "one" {
@@ -245,15 +253,26 @@ func TestIdleUnload(t *testing.T) {
 	if n, err := e.CountTokens(context.Background(), "", message("hi")); err != nil || n < 2 {
 		t.Errorf("counting asleep: %d %v", n, err)
 	}
-	var wg sync.WaitGroup
+	// All hold the model until it has said that it is awake.
+	var wg, begun sync.WaitGroup
+	begun.Add(3)
+	awake := make(chan struct{})
 	for i := range 3 {
 		wg.Go(func() {
-			if res, err := e.Generate(context.Background(), short("", fmt.Sprint(i)), nil); err != nil || res.Model != "one" {
+			var once sync.Once
+			res, err := e.Generate(context.Background(), short("", fmt.Sprint(i)), func(engine.Delta) error {
+				once.Do(begun.Done)
+				<-awake
+				return nil
+			})
+			if err != nil || res.Model != "one" {
 				t.Errorf("woken: %q %v", res.Model, err)
 			}
 		})
 	}
 	until(engine.StateReady)
+	begun.Wait()
+	close(awake)
 	wg.Wait()
 	until(engine.StateAsleep)
 	if _, err := e.Unload(context.Background()); err != nil {
@@ -266,7 +285,10 @@ func TestIdleUnload(t *testing.T) {
 
 // TestCancelRequest: the owner ends a request that runs and one that waits.
 func TestCancelRequest(t *testing.T) {
-	e, _ := demoEngine(t, reference, engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)})
+	var b brake
+	e, _ := demoEngine(t, b.on(reference), engine.LoadRequest{Mode: "baseline", Warmup: ptr(false)})
+	t.Cleanup(b.letGo)
+	b.put(3, time.Minute)
 	started, hold := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	type end struct {
@@ -275,7 +297,7 @@ func TestCancelRequest(t *testing.T) {
 	}
 	ends := make(chan end, 2)
 	go func() {
-		_, err := e.Generate(context.Background(), engine.Request{ID: "a", Client: "c", Prompt: message("Tell me a story"), MaxTokens: 80, Logprobs: -1}, func(engine.Delta) error {
+		_, err := e.Generate(context.Background(), engine.Request{ID: "a", Client: "c", Prompt: message("Tell me a story"), MaxTokens: 80, IgnoreEnd: true, Logprobs: -1}, func(engine.Delta) error {
 			once.Do(func() { close(started); <-hold })
 			return nil
 		})
@@ -295,6 +317,7 @@ func TestCancelRequest(t *testing.T) {
 	if !e.CancelRequest("b") || !e.CancelRequest("a") {
 		t.Error("not found")
 	}
+	b.letGo()
 	close(hold)
 	for range 2 {
 		if x := <-ends; kindOf(x.err) != engine.ErrCancelled || !strings.Contains(x.err.Error(), "owner") {
@@ -317,6 +340,7 @@ func TestMemoryGuard(t *testing.T) {
 	var memory fakeMemory
 	memory.set(machine.Memory{Total: 64 << 30, Available: 32 << 30, Pressure: machine.Normal})
 	e := local(t, func(o *engine.Options) { o.Memory = memory.read }, "org/one")
+	e.StopWatching() // only what the test observes counts
 	observe := func(l machine.Level) {
 		memory.set(machine.Memory{Total: 64 << 30, Available: 32 << 30, Pressure: l})
 		e.Observe(l)
