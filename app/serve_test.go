@@ -10,17 +10,17 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
+	"sparkbar/engine/testhub"
 	"sparkbar/engine/testneed"
 	"sparkbar/engine/tokenizer"
 )
@@ -183,20 +183,21 @@ func TestReadmeCurl(t *testing.T) {
 }
 
 // TestListensBeforeReading: the server answers "loading" while not a byte of
-// the model has been read: its config.json is a pipe that nobody has written to.
+// the model has been read: the hub that has it takes its time.
 func TestListensBeforeReading(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("no named pipes")
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "model.safetensors"), []byte("not read yet"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	pipe := filepath.Join(dir, "config.json")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := startServe(t, "--model", dir)
+	answer := make(chan struct{})
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-answer:
+		case <-r.Context().Done():
+		}
+		testhub.Serve(w, r, "org/another", nil, nil)
+	}))
+	t.Cleanup(hub.Close)
+	t.Setenv("HF_ENDPOINT", hub.URL)
+	t.Setenv("HF_HUB_CACHE", filepath.Join(t.TempDir(), "hub"))
+	t.Setenv("HF_HUB_OFFLINE", "")
+	s := startServe(t, "--model", "org/slow")
 	code, h := s.call("GET", "/health", "")
 	if code != 200 || h["status"] != "loading" && h["status"] != "no_model" {
 		t.Fatalf("%d %v", code, h)
@@ -208,16 +209,11 @@ func TestListensBeforeReading(t *testing.T) {
 	if code != 503 || !strings.Contains(fmt.Sprint(field(e, "error", "message")), "loading") {
 		t.Errorf("%d %v", code, e)
 	}
-	w, err := os.OpenFile(pipe, os.O_WRONLY, 0) // waits for the reader
-	if err != nil {
-		t.Fatal(err)
-	}
-	io.WriteString(w, "{}")
-	w.Close()
+	close(answer)
 	for h["status"] == "loading" {
 		_, h = s.call("GET", "/health", "")
 	}
-	if h["status"] != "no_model" || !strings.Contains(fmt.Sprint(h["error"]), "model.safetensors") {
+	if h["status"] != "no_model" || !strings.Contains(fmt.Sprint(h["error"]), "org/slow") {
 		t.Errorf("after the load failed: %v", h)
 	}
 }
