@@ -87,7 +87,7 @@ func takeUnused(f *pflag.FlagSet, list []unusedFlag) {
 // compatFlags adds the flags of the two servers that `serve` has no other use for.
 func compatFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.String("adapter-path", "", "folder of a LoRA or DoRA adapter for the model")
+	f.String("adapter-path", "", "folder of an adapter (LoRA, DoRA or full) for the model")
 	f.String("chat-template", "", "chat template, in Jinja, instead of the model's own")
 	f.String("chat-template-args", "", "JSON object of further variables of the chat template")
 	f.Int("kv-group-size", 64, "values that share a scale with --kv-bits: 32, 64 or 128")

@@ -16,8 +16,7 @@ import (
 // maxAdapters is how many adapters of a model stay loaded while nobody uses them.
 const maxAdapters = 4
 
-// adapters are the low-rank adapters of a loaded model, kept from one request
-// to the next.
+// adapters are the adapters of a loaded model, kept from one request to the next.
 type adapters struct {
 	mu   sync.Mutex
 	list []*adapterSlot // latest use last
@@ -70,6 +69,9 @@ func (l *loaded) adapter(ctx context.Context, path string) (a *arch.Adapter, don
 			if x = take(); x != nil {
 				return // somebody else wanted it too
 			}
+			if err = l.roomFor(path, stamp[1].size); err != nil {
+				return
+			}
 			var a *arch.Adapter
 			if a, err = arch.LoadAdapter(l.model, path); err != nil {
 				err = &Error{Kind: ErrLoadFailed, Field: "adapters", Message: err.Error(), Cause: err}
@@ -92,16 +94,43 @@ func (l *loaded) adapter(ctx context.Context, path string) (a *arch.Adapter, don
 	}, nil
 }
 
+// roomFor checks that an adapter whose file has the given size fits: it is read,
+// and a backend may keep a copy in its own form. Others make room if need be. It
+// runs on the model's goroutine.
+func (l *loaded) roomFor(path string, size int64) error {
+	if l.memory == nil {
+		return nil
+	}
+	need := 2 * size
+	short := func() (free int64, yes bool) {
+		m := l.memory()
+		return int64(m.Available), m.Available > 0 && int64(m.Available) < need
+	}
+	if _, yes := short(); yes {
+		l.dropAdapters(0)
+	}
+	if free, yes := short(); yes {
+		return &Error{Kind: ErrLoadFailed, Field: "adapters", Message: fmt.Sprintf("adapter %s needs about %d MB of memory, of which %d MB are free; close other programs, or fuse it into a model of its own with mlx_lm.fuse and load that instead", clip(path), need>>20, free>>20)}
+	}
+	return nil
+}
+
 // dropAdapters frees those that nobody holds, least recently used first, until
-// at most keep are left. It runs on the model's goroutine.
+// at most keep are left, which together are no larger than half the model. It runs
+// on the model's goroutine.
 func (l *loaded) dropAdapters(keep int) {
 	s := &l.adapters
 	s.mu.Lock()
 	var gone []*adapterSlot
+	var all int64
+	for _, x := range s.list {
+		all += x.adapter.Bytes()
+	}
 	s.list = slices.DeleteFunc(s.list, func(x *adapterSlot) bool {
-		if x.users > 0 || len(s.list)-len(gone) <= keep {
+		if x.users > 0 || len(s.list)-len(gone) <= keep && all <= l.model.WeightBytes/2 {
 			return false
 		}
+		all -= x.adapter.Bytes()
 		gone = append(gone, x)
 		return true
 	})

@@ -66,7 +66,7 @@ type Request struct {
 	// once they are complete. A call of a function that is not among the tools of
 	// the prompt, if there are any, is broken.
 	Reasoning, Tools, StreamCalls bool
-	// Adapter is the folder of a LoRA or DoRA adapter for this request, below
+	// Adapter is the folder of an adapter (LoRA, DoRA, full) for this request, below
 	// Options.ModelRoot; "" = the one that the model was loaded with, if any.
 	Adapter string
 	// Drafter is the drafter that shall help with this request, named like a
@@ -176,7 +176,7 @@ type Result struct {
 type LoadRequest struct {
 	Model               string // "demo", a folder, a GGUF file, or the id of a local model
 	Drafter             string // like Model; "" = the pair's own
-	Adapter             string // folder of a LoRA or DoRA adapter, "" = none; the owner's only
+	Adapter             string // folder of an adapter (LoRA, DoRA, full), "" = none; the owner's only
 	Mode                string // auto (or ""), dspark, dflash, lookup, draft, baseline
 	MaxDraft            *int   // fixed cap; 0 = the controller ("auto")
 	LookupDrafts        *bool

@@ -22,6 +22,7 @@ import (
 	"sparkbar/engine/decode"
 	"sparkbar/engine/draft"
 	"sparkbar/engine/layout"
+	"sparkbar/engine/machine"
 	"sparkbar/engine/models"
 	"sparkbar/engine/telemetry"
 	"sparkbar/engine/tokenizer"
@@ -46,6 +47,7 @@ type loaded struct {
 	print, drafterPrint string
 
 	adapters adapters
+	memory   func() machine.Memory // nil = not known
 	together together
 
 	log    *telemetry.Log
@@ -272,7 +274,7 @@ func (e *Engine) prepare(ctx context.Context, r LoadRequest, download bool, repo
 // remains.
 func (e *Engine) build(ctx context.Context, p *plan, backend func() (compute.Backend, error), report func(State, LoadProgress)) (_ *loaded, err error) {
 	r, c, dc, drafter, mode, window := p.request, p.files, p.drafterFiles, p.drafter, p.mode, p.window
-	l := &loaded{request: r, jobs: make(chan func()), freed: make(chan struct{}), log: telemetry.NewLog(e.opts.Now()), notes: p.notes, files: []*checkpoint.Checkpoint{c}}
+	l := &loaded{request: r, jobs: make(chan func()), freed: make(chan struct{}), memory: e.opts.Memory, log: telemetry.NewLog(e.opts.Now()), notes: p.notes, files: []*checkpoint.Checkpoint{c}}
 	if dc != nil {
 		l.files = append(l.files, dc)
 	}

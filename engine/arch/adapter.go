@@ -17,12 +17,15 @@ import (
 	"sparkbar/engine/compute"
 )
 
-// Adapter is a low-rank addition to the weights of a loaded model: LoRA (Hu et
-// al. 2021) or DoRA (Liu et al. 2024), as mlx-lm's trainer saves it. The model's
+// Adapter is what a fine-tune, as mlx-lm's trainer saves it, makes of a loaded
+// model: a low-rank addition to its weights, LoRA (Hu et al. 2021) or DoRA (Liu et
+// al. 2024), or other tensors in the place of some of its own (full). The model's
 // own weights are neither copied nor changed.
 type Adapter struct {
-	base    *Loader // of the model
-	own     *Loader // of what the adapter itself holds
+	base    *Loader                   // of the model
+	own     *Loader                   // of what the adapter itself holds
+	forward func(*Forward)            // full: with the replaced tensors; nil = the model's own
+	files   [2]*checkpoint.Checkpoint // full: the model's with the adapter's over it, the adapter's
 	linears map[*compute.Weight]*compute.Adapter
 	tables  map[*compute.Weight]*tableAdapter
 	experts map[*compute.Weight]*expertAdapter
@@ -56,8 +59,8 @@ type adapterConfig struct {
 
 // LoadAdapter loads the adapter in a folder, adapter_config.json and
 // adapters.safetensors, for a loaded model: low-rank additions to linear maps,
-// embeddings and stacked experts. Errors name the folder, and every tensor that
-// does not fit the model.
+// embeddings and stacked experts, or tensors of the model that it replaces. Errors
+// name the folder, and every tensor that does not fit the model.
 func LoadAdapter(m *Model, dir string) (*Adapter, error) {
 	fail := func(err error) (*Adapter, error) { return nil, fmt.Errorf("adapter %s: %w", dir, err) }
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
@@ -67,9 +70,16 @@ func LoadAdapter(m *Model, dir string) (*Adapter, error) {
 	if err != nil {
 		return fail(err)
 	}
-	ck, err := checkpoint.Open(filepath.Join(dir, "adapters.safetensors"))
+	ck, err := checkpoint.OpenCopy(filepath.Join(dir, "adapters.safetensors"))
 	if err != nil {
 		return fail(err)
+	}
+	if c.Type == "full" {
+		a, err := loadFull(m, ck)
+		if err != nil {
+			return fail(err)
+		}
+		return a, nil
 	}
 	defer ck.Close()
 	a := &Adapter{
@@ -93,12 +103,7 @@ func LoadAdapter(m *Model, dir string) (*Adapter, error) {
 	}
 	if len(wrong) > 0 {
 		a.Close()
-		slices.Sort(wrong)
-		more := ""
-		if n := len(wrong) - 12; n > 0 {
-			wrong, more = wrong[:12], fmt.Sprintf("\n  and %d more", n)
-		}
-		return fail(errors.New("contains incompatible tensors, so it was trained on another model:\n  " + strings.Join(wrong, "\n  ") + more))
+		return fail(incompatible(wrong))
 	}
 	if len(a.experts) > 0 {
 		a.pair = [2]*compute.Weight{a.matrix("first of two", 0, 1, 2, func(_, _, c int) float32 { return float32(1 - c) }),
@@ -109,6 +114,78 @@ func LoadAdapter(m *Model, dir string) (*Adapter, error) {
 		return fail(a.own.err)
 	}
 	return a, nil
+}
+
+// incompatible is the error about tensors that do not fit the model.
+func incompatible(wrong []string) error {
+	slices.Sort(wrong)
+	more := ""
+	if n := len(wrong) - 12; n > 0 {
+		wrong, more = wrong[:12], fmt.Sprintf("\n  and %d more", n)
+	}
+	return errors.New("contains incompatible tensors, so it was trained on another model:\n  " + strings.Join(wrong, "\n  ") + more)
+}
+
+// loadFull builds the model once more with the adapter's tensors in the place of
+// its own; what they do not touch stays where it is. ck is closed with the adapter.
+func loadFull(m *Model, ck *checkpoint.Checkpoint) (_ *Adapter, err error) {
+	a := &Adapter{base: m.load, print: ck.Fingerprint() + " full", files: [2]*checkpoint.Checkpoint{nil, ck}}
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	replaced := map[string]bool{}
+	var wrong []string
+	for _, stored := range ck.Names() {
+		name, keep := m.load.renamed(stored)
+		want, wantType := m.load.c.Form(name)
+		shape, t := ck.Form(stored)
+		switch {
+		case !keep || want == nil || m.load.dropped[name]:
+			wrong = append(wrong, stored+": not a parameter of the model")
+		case !slices.Equal(withoutOnes(shape), withoutOnes(want)):
+			wrong = append(wrong, fmt.Sprintf("%s: adapter shape %v does not match model parameter shape %v", stored, shape, want))
+		case t != wantType && !(t.IsFloat() && t.Size() > 1 && (wantType == 0 || wantType.IsFloat() && wantType.Size() > 1)):
+			wrong = append(wrong, fmt.Sprintf("%s: adapter type %s does not match model parameter type %s", stored, t, wantType))
+		}
+		replaced[name] = true
+	}
+	if wrong != nil {
+		return nil, incompatible(wrong)
+	}
+	for _, f := range m.load.renames {
+		if err := ck.Rename(f); err != nil {
+			return nil, err
+		}
+	}
+	a.files[0] = m.load.c.Overlay(ck)
+	a.own = NewLoader(a.files[0], m.load.b)
+	a.own.base, a.own.replaced, a.own.kept = m.load, replaced, map[string]bool{}
+	cfg := a.files[0].Config()
+	a.forward = families[m.Type](cfg, a.own).forward
+	if err := cfg.Err(); err != nil {
+		return nil, err
+	}
+	a.own.Finish()
+	return a, a.own.err
+}
+
+// withoutOnes is a shape without the dimensions of one: MLX and Hugging Face have
+// them in different places.
+func withoutOnes(shape []int) []int {
+	return slices.DeleteFunc(slices.Clone(shape), func(n int) bool { return n == 1 })
+}
+
+// renamed is the name that a tensor has got by Rename; false if it was dropped.
+func (l *Loader) renamed(name string) (string, bool) {
+	for _, f := range l.renames {
+		var keep bool
+		if name, keep = f(name); !keep {
+			return name, false
+		}
+	}
+	return name, true
 }
 
 func readAdapterConfig(path string) (adapterConfig, error) {
@@ -123,9 +200,9 @@ func readAdapterConfig(path string) (adapterConfig, error) {
 	p := c.Parameters
 	switch {
 	case c.Type == "full":
-		return c, errors.New("it holds a full fine-tune, not a low-rank adapter; fuse it into a model of its own with mlx_lm.fuse")
+		return c, nil
 	case c.Type != "lora" && c.Type != "dora":
-		return c, fmt.Errorf("fine_tune_type %q is not known (lora, dora)", c.Type)
+		return c, fmt.Errorf("fine_tune_type %q is not known (lora, dora, full)", c.Type)
 	case p.Scale == nil && p.Alpha != nil:
 		return c, errors.New("LoRA config is missing required key 'scale'. Found 'alpha' instead: mlx-lm's LoRA config uses 'scale', not 'alpha' (unlike some other LoRA frameworks); set scale to alpha divided by rank")
 	case p.Scale == nil:
@@ -139,12 +216,7 @@ func readAdapterConfig(path string) (adapterConfig, error) {
 // add takes in the tensors of one module and returns what is wrong with them.
 func (a *Adapter) add(m *Model, c adapterConfig, name string) (wrong []string) {
 	ck, rank, scale := a.own.c, *c.Parameters.Rank, float32(*c.Parameters.Scale)
-	full, keep := name+".weight", true
-	for _, f := range m.load.renames {
-		if full, keep = f(full); !keep {
-			break
-		}
-	}
+	full, keep := m.load.renamed(name + ".weight")
 	mod := m.load.modules[strings.TrimSuffix(full, ".weight")]
 	dora := ck.Has(name + ".m")
 	if !keep || mod == nil || len(mod.parts) == 0 || dora && (mod.batch > 0 || c.Type != "dora") {
@@ -320,7 +392,16 @@ func (a *Adapter) Bytes() int64 { return a.own.bytes }
 
 // Close gives the adapter's memory back. No program that uses it may be in
 // flight.
-func (a *Adapter) Close() { a.own.Close() }
+func (a *Adapter) Close() {
+	if a.own != nil {
+		a.own.Close()
+	}
+	for _, c := range a.files {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
 
 // WithAdapter returns the model with an adapter on its weights, which both share;
 // nil returns the model itself. The adapter must be Of the model. The result
@@ -334,6 +415,9 @@ func (m *Model) WithAdapter(a *Adapter) *Model {
 	}
 	c := *m
 	c.adapter = a
+	if a.forward != nil {
+		c.forward = a.forward
+	}
 	return &c
 }
 

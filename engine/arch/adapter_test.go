@@ -2,6 +2,7 @@ package arch
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -243,6 +244,7 @@ func TestAdapterErrors(t *testing.T) {
 	defer done()
 	small, smallDone := load(dir + "small")
 	defer smallDone()
+	full := `{"fine_tune_type": "full"}`
 	lora := `{"lora_parameters": {"rank": 1, "scale": 2.0}}`
 	q := "model.layers.0.self_attn.q_proj"
 	zeros := func(shape ...int) testmodel.Tensor {
@@ -262,7 +264,8 @@ func TestAdapterErrors(t *testing.T) {
 		{"another model", dir + "lora", small, []string{"model.layers.1.self_attn.v_proj.lora_a: not an adapter parameter in the model", "model.layers.0.mlp.down_proj.lora_b: adapter shape [4 64] does not match model parameter shape [4 32]"}},
 		{"no file", t.TempDir(), m, []string{"adapter_config.json"}},
 		{"not JSON", writeAdapter(t, `{`, nil), m, []string{"adapter_config.json"}},
-		{"full", writeAdapter(t, `{"fine_tune_type": "full"}`, nil), m, []string{"fuse"}},
+		{"full, of another model", writeAdapter(t, full, map[string]testmodel.Tensor{"x": zeros(1), "model.norm.weight": zeros(63), q + ".weight": {DType: "I32", Shape: []int{64, 64}, Data: make([]byte, 4*64*64)}, "lm_head.weight": zeros(2, 64), q + ".lora_a": zeros(64, 1)}), m,
+			[]string{"x: not a parameter of the model", "model.norm.weight: adapter shape [63] does not match model parameter shape [64]", q + ".weight: adapter type I32 does not match", "lm_head.weight: ", q + ".lora_a: not a parameter"}},
 		{"a kind", writeAdapter(t, `{"fine_tune_type": "ia3", "lora_parameters": {"rank": 1, "scale": 2}}`, nil), m, []string{"ia3"}},
 		{"no rank", writeAdapter(t, `{"lora_parameters": {"scale": 2}}`, nil), m, []string{"rank"}},
 		{"half", writeAdapter(t, lora, map[string]testmodel.Tensor{q + ".lora_a": zeros(64, 1)}), m, []string{q + ".lora_b", "missing"}},
@@ -299,6 +302,12 @@ func TestAdapterErrors(t *testing.T) {
 // FuzzAdapter: no adapter folder makes loading panic.
 func FuzzAdapter(f *testing.F) {
 	const dir = "../testdata/adapters/"
+	norm := testmodel.Write(f, nil, map[string]testmodel.Tensor{"model.norm.weight": testmodel.F32([]int{64}, make([]float32, 64)...)})
+	weights, err := os.ReadFile(filepath.Join(norm, "model.safetensors"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte(`{"fine_tune_type": "full"}`), weights)
 	for _, name := range []string{"lora", "dora", "bad"} {
 		config, err := os.ReadFile(dir + name + "/adapter_config.json")
 		if err != nil {
@@ -333,4 +342,127 @@ func FuzzAdapter(f *testing.F) {
 		}
 		a.Close()
 	})
+}
+
+// replace draws other values for every other tensor of a checkpoint that passes,
+// and returns the tensors alone and the whole with them. Packed weights get other
+// bits; scales stay what they are.
+func (f file) replace(t *testing.T, passes func(name string) bool) (replaced, merged file) {
+	rng := rand.New(rand.NewPCG(3, uint64(len(f))))
+	replaced, merged = file{}, maps.Clone(f)
+	for i, n := range slices.Sorted(maps.Keys(f)) {
+		s := f[n]
+		if i%2 == 0 || !passes(n) || strings.HasSuffix(n, ".scales") || strings.HasSuffix(n, ".biases") {
+			continue
+		}
+		switch s.DType {
+		case "F32", "BF16":
+			v := s.floats()
+			for k := range v {
+				v[k] += float32(rng.NormFloat64() * 0.05)
+			}
+			if to := floats(v, s.Shape...); s.DType == "F32" || strings.Contains(n, "norm") {
+				s = to
+			} else {
+				s.data = nil
+				for k := 2; k < len(to.data); k += 4 {
+					s.data = append(s.data, to.data[k], to.data[k+1])
+				}
+			}
+		case "U32", "U8":
+			s.data = slices.Clone(s.data)
+			for k := range s.data {
+				s.data[k] ^= byte(rng.Uint32())
+			}
+		default:
+			t.Fatalf("%s is %s", n, s.DType) // this test knows no such type
+		}
+		replaced[n], merged[n] = s, s
+	}
+	return replaced, merged
+}
+
+// fullAdapter writes tensors as an adapter of type full.
+func (f file) fullAdapter(t *testing.T) string {
+	dir := f.write(t, "{}")
+	if err := os.Rename(filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "adapters.safetensors")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "adapter_config.json"), []byte(`{"fine_tune_type": "full", "num_layers": 2, "lora_parameters": {"rank": 8, "dropout": 0.0, "scale": 20.0}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// testFull: the model in dir with an adapter of type full gives the bits of the
+// merged model, and without it what it gave before.
+func testFull(t *testing.T, b compute.Backend, dir, adapter, merged string) {
+	r, want := newRig(t, b, dir, cache.Options{Type: layout.F32}), newRig(t, b, merged, cache.Options{Type: layout.F32})
+	ids := randomIDs(20, r.m.Vocab)
+	run := func(r *rig) [][]float32 {
+		q := r.seq()
+		defer q.Close()
+		return r.step(q, ids, len(ids))
+	}
+	plain := run(r)
+	a, err := LoadAdapter(r.m, adapter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := r.m
+	r.m = base.WithAdapter(a)
+	got := run(r)
+	sameRows(t, "with the adapter", got, run(want))
+	if slices.Equal(got[0], plain[0]) {
+		t.Error("the adapter changes nothing")
+	}
+	if own, all := len(a.own.weights), len(base.load.weights); own >= all {
+		t.Errorf("the adapter has %d weights of its own, the whole model %d", own, all)
+	}
+	r.m = base
+	a.Close()
+	sameRows(t, "without the adapter", run(r), plain)
+}
+
+// TestFullAdapters: on every family and every layout of its files.
+func TestFullAdapters(t *testing.T) {
+	dirs, err := filepath.Glob("../testdata/models/*/*/golden.json")
+	if err != nil || len(dirs) < 57 {
+		t.Fatal(len(dirs), err)
+	}
+	every := func(string) bool { return true }
+	for i, path := range dirs {
+		dir := filepath.Dir(path)
+		for k, b := range backends(t) {
+			if k == 0 && i%4 > 0 || underRace && i%8 > 0 {
+				continue
+			}
+			t.Run(filepath.Join(filepath.Base(filepath.Dir(dir)), filepath.Base(dir), b.Name()), func(t *testing.T) {
+				replaced, merged := readTensors(t, dir+"/model.safetensors").replace(t, every)
+				testFull(t, b, dir, replaced.fullAdapter(t), merged.write(t, string(readFile(t, dir+"/config.json"))))
+			})
+		}
+	}
+	_, exact := backends(t)[0], backends(t)[1]
+	for _, test := range layouts {
+		if underRace {
+			break
+		}
+		t.Run(test.name, func(t *testing.T) {
+			dir := "../testdata/models/" + test.from
+			f, config := readTensors(t, dir+"/model.safetensors"), string(readFile(t, dir+"/config.json"))
+			replaced, merged := f.replace(t, func(n string) bool { // what has no counterpart in the other layout stays
+				return !slices.ContainsFunc([]string{"switch_", "experts", "embed_q", "unembed_out", ".w1.", ".w2.", ".w3."}, func(part string) bool { return strings.Contains(n, part) })
+			})
+			whole := merged.write(t, config)
+			test.change(f, &config)
+			testFull(t, exact, f.write(t, config), replaced.fullAdapter(t), whole)
+			if slices.Contains([]string{"mixtral", "qwen3_moe", "nemotron_h", "deepseek_v3"}, test.name) { // some of the experts that lie one by one
+				replaced, merged = f.replace(t, func(n string) bool {
+					return !strings.Contains(n, "mtp.") && !strings.HasSuffix(n, "inv_freq") && !strings.HasPrefix(n, "model.layers.3.") && !strings.HasPrefix(n, "model.layers.61.")
+				})
+				testFull(t, exact, f.write(t, config), replaced.fullAdapter(t), merged.write(t, config))
+			}
+		})
+	}
 }

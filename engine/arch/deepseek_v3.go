@@ -187,6 +187,9 @@ func layersFrom(n int) func(string) bool {
 // transposed, [heads, rank, nope], and the value rows, [heads, value, rank].
 func (l *Loader) splitLatent(name string, heads, nope, value, rank int) (embedQ, unembedOut *compute.Weight) {
 	m := l.matrix(name, 0, heads*(nope+value), rank)
+	if l.kept[name] {
+		return l.load(l.keep(layout.Matrix{Name: name + " keys"})), l.load(l.keep(layout.Matrix{Name: name + " values"}))
+	}
 	keys := l.dense(name+" keys", heads, rank, nope)
 	values := l.dense(name+" values", heads, value, rank)
 	row := make([]float32, rank)

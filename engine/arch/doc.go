@@ -11,8 +11,9 @@
 // linear map, attention over the cache, the residual tap), moe.go those of
 // experts, recurrent.go those of convolutions and recurrences; rope.go the
 // rotary frequencies of every scaling kind; load.go the weight Loader.
-// adapter.go puts LoRA and DoRA adapters on a loaded model (LoadAdapter,
-// Model.WithAdapter); families need nothing for it but the phrases.
+// adapter.go puts LoRA and DoRA adapters, and those that replace whole tensors, on
+// a loaded model (LoadAdapter, Model.WithAdapter); families need nothing for it but
+// the phrases and the Loader.
 // docs/add-a-model.md says how to add a family.
 //
 // Never here: kernels, caching policy, sampling, text.

@@ -191,140 +191,142 @@ func interleave(a, b stored) stored {
 	return both
 }
 
-// TestLayouts rewrites tiny checkpoints in the layouts in which Hugging Face and
-// others publish the families, and wants the same bits from them.
+// layouts are those in which Hugging Face and others publish the families, made
+// of tiny checkpoints.
+var layouts = []struct {
+	name, from string
+	change     func(f file, config *string)
+}{
+	{"llama with old tables", "llama/smollm2", func(f file, _ *string) {
+		f.junk("model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight")
+	}},
+	{"qwen2 with a tied head", "qwen2/dense", func(f file, _ *string) { f.junk("lm_head.weight") }},
+	{"mixtral", "mixtral/moe", func(f file, _ *string) {
+		f.unstack("block_sparse_moe.", "gate_proj", "w1")
+		f.unstack("block_sparse_moe.", "down_proj", "w2")
+		f.unstack("block_sparse_moe.", "up_proj", "w3")
+	}},
+	{"qwen3_moe", "qwen3_moe/moe", unstackMLP},
+	{"qwen2_moe", "qwen2_moe/moe", unstackMLP},
+	{"lfm2", "lfm2/dense", func(f file, _ *string) { f.convolutions() }},
+	{"lfm2_moe", "lfm2_moe/moe", func(f file, _ *string) {
+		f.convolutions()
+		f.unstack("feed_forward.", "gate_proj", "w1")
+		f.unstack("feed_forward.", "down_proj", "w2")
+		f.unstack("feed_forward.", "up_proj", "w3")
+		f.rename("feed_forward.gate_proj.", "feed_forward.w1.", "feed_forward.down_proj.", "feed_forward.w2.", "feed_forward.up_proj.", "feed_forward.w3.")
+	}},
+	{"nemotron_h", "nemotron_h/hybrid", func(f file, _ *string) {
+		f.convolutions()
+		f.unstack("mixer.", "fc1", "up_proj")
+		f.unstack("mixer.", "fc2", "down_proj")
+		f.junk("mtp.layers.0.norm.weight")
+	}},
+	{"nemotron_h with named blocks", "nemotron_h/hybrid", func(_ file, config *string) {
+		*config = strings.Replace(*config, `"hybrid_override_pattern": "ME*-M"`, `"layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"]`, 1)
+	}},
+	{"qwen3_5", "qwen3_5/hybrid", func(f file, _ *string) {
+		f.centre(hybridNorms...)
+		f.convolutions()
+		f.rename("language_model.model.", "model.language_model.", "language_model.lm_head", "lm_head")
+		f.junk("mtp.norm.weight", "model.visual.merger.norm.bias", "vision_tower.x")
+	}},
+	{"qwen3_5 without prefix", "qwen3_5/hybrid", func(f file, _ *string) { f.rename("language_model.", "") }},
+	{"qwen3_5_moe", "qwen3_5_moe/moe", func(f file, _ *string) {
+		f.centre(hybridNorms...)
+		f.convolutions()
+		f.rename("language_model.model.", "model.language_model.", "language_model.lm_head", "lm_head")
+		for i := range 2 {
+			p := fmt.Sprintf("model.language_model.layers.%d.mlp.", i)
+			f.fuse(p+"switch_mlp.", p+"experts.")
+		}
+	}},
+	{"qwen3_next", "qwen3_next/hybrid", func(f file, config *string) {
+		f.centre(hybridNorms...)
+		f.convolutions()
+		unstackMLP(f, config)
+		f.junk("mtp.fc.weight")
+	}},
+	{"gpt_oss", "gpt_oss/moe-mxfp4", func(f file, _ *string) {
+		for i := range 2 {
+			p := fmt.Sprintf("model.layers.%d.mlp.experts.", i)
+			for _, part := range []string{"weight", "scales"} {
+				f[p+"gate_up_proj."+part] = interleave(f[p+"gate_proj."+part], f[p+"up_proj."+part])
+			}
+			bias := func(name string) stored { s := f[p+name+".bias"]; s.Shape = append(slices.Clone(s.Shape), 1); return s }
+			b := interleave(bias("gate_proj"), bias("up_proj"))
+			b.Shape = b.Shape[:2]
+			f[p+"gate_up_proj_bias"], f[p+"down_proj_bias"] = b, f[p+"down_proj.bias"]
+			for _, name := range []string{"gate_up_proj", "down_proj"} {
+				w := f[p+name+".weight"]
+				groups := w.Shape[2] * 8 / 32
+				f[p+name+"_blocks"] = stored{DType: "U8", Shape: []int{w.Shape[0], w.Shape[1], groups, 16}, data: w.data}
+				f[p+name+"_scales"] = f[p+name+".scales"]
+			}
+			for n := range f {
+				if strings.HasPrefix(n, p) && !strings.HasSuffix(n, "_blocks") && !strings.HasSuffix(n, "_scales") && !strings.HasSuffix(n, "_bias") {
+					delete(f, n)
+				}
+			}
+		}
+	}},
+	{"gemma3 wrapped", "gemma3/text", func(f file, config *string) {
+		f.rename("model.", "language_model.model.")
+		f.junk("vision_tower.x", "multi_modal_projector.x")
+		*config = `{"model_type": "gemma3", "vocab_size": 160, "text_config": ` + *config + `}`
+	}},
+	{"gemma3 with nested rope", "gemma3/text", func(_ file, config *string) {
+		*config = strings.NewReplacer(
+			`"rope_local_base_freq": 10000.0,`, `"rope_parameters": {"sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}, "full_attention": {"rope_theta": 1000000.0, "rope_type": "linear", "factor": 8.0}},`,
+			`"rope_theta": 1000000.0,`, ``, "sliding_window_pattern", "_sliding_window_pattern").Replace(*config)
+	}},
+	{"gemma4 wrapped", "gemma4/dense", func(f file, _ *string) {
+		f.rename("language_model.model.", "model.language_model.")
+		f.junk("model.vision_tower.x", "model.audio_tower.x", "model.embed_vision.x", "model.embed_audio.x", "model.language_model.layers.0.mlp.up_proj.input_max")
+	}},
+	{"gemma4 with fused experts", "gemma4/moe", func(f file, _ *string) {
+		for i := range 2 {
+			p := fmt.Sprintf("model.layers.%d.experts.", i)
+			f.fuse(p+"switch_glu.", p)
+		}
+	}},
+	{"gemma4 with keys of sharing layers", "gemma4/ple", func(f file, _ *string) {
+		f.junk("model.layers.5.self_attn.k_proj.weight", "model.layers.5.self_attn.v_proj.weight", "model.layers.5.self_attn.k_norm.weight")
+	}},
+	{"muse_glimmer wrapped", "muse_glimmer/dense", func(f file, _ *string) {
+		f.rename("model.", "model.language_model.")
+		f.junk("vision_tower.x", "model.vision_adapter.x", "vision_projection.x")
+	}},
+	{"mistral3 unwrapped names", "mistral3/ministral3", func(f file, _ *string) {
+		f.rename("language_model.model.", "model.language_model.", "language_model.lm_head", "lm_head")
+		f.junk("model.vision_tower.x", "model.multi_modal_projector.x")
+	}},
+	{"deepseek_v3", "deepseek_v3/mla", func(f file, config *string) {
+		const heads, nope, value, rank = 4, 16, 16, 32
+		unstackMLP(f, config)
+		for i := range 3 {
+			a := fmt.Sprintf("model.layers.%d.self_attn.", i)
+			q, v := f[a+"embed_q.weight"].floats(), f[a+"unembed_out.weight"].floats()
+			var kv []float32
+			for h := range heads {
+				for n := range nope {
+					for c := range rank {
+						kv = append(kv, q[(h*rank+c)*nope+n])
+					}
+				}
+				kv = append(kv, v[h*value*rank:][:value*rank]...)
+			}
+			f[a+"kv_b_proj.weight"] = floats(kv, heads*(nope+value), rank)
+			delete(f, a+"embed_q.weight")
+			delete(f, a+"unembed_out.weight")
+		}
+		f.junk("model.layers.3.eh_proj.weight", "model.layers.61.embed_tokens.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
+	}},
+}
+
+// TestLayouts wants the same bits from all of them.
 func TestLayouts(t *testing.T) {
-	tests := []struct {
-		name, from string
-		change     func(f file, config *string)
-	}{
-		{"llama with old tables", "llama/smollm2", func(f file, _ *string) {
-			f.junk("model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight")
-		}},
-		{"qwen2 with a tied head", "qwen2/dense", func(f file, _ *string) { f.junk("lm_head.weight") }},
-		{"mixtral", "mixtral/moe", func(f file, _ *string) {
-			f.unstack("block_sparse_moe.", "gate_proj", "w1")
-			f.unstack("block_sparse_moe.", "down_proj", "w2")
-			f.unstack("block_sparse_moe.", "up_proj", "w3")
-		}},
-		{"qwen3_moe", "qwen3_moe/moe", unstackMLP},
-		{"qwen2_moe", "qwen2_moe/moe", unstackMLP},
-		{"lfm2", "lfm2/dense", func(f file, _ *string) { f.convolutions() }},
-		{"lfm2_moe", "lfm2_moe/moe", func(f file, _ *string) {
-			f.convolutions()
-			f.unstack("feed_forward.", "gate_proj", "w1")
-			f.unstack("feed_forward.", "down_proj", "w2")
-			f.unstack("feed_forward.", "up_proj", "w3")
-			f.rename("feed_forward.gate_proj.", "feed_forward.w1.", "feed_forward.down_proj.", "feed_forward.w2.", "feed_forward.up_proj.", "feed_forward.w3.")
-		}},
-		{"nemotron_h", "nemotron_h/hybrid", func(f file, _ *string) {
-			f.convolutions()
-			f.unstack("mixer.", "fc1", "up_proj")
-			f.unstack("mixer.", "fc2", "down_proj")
-			f.junk("mtp.layers.0.norm.weight")
-		}},
-		{"nemotron_h with named blocks", "nemotron_h/hybrid", func(_ file, config *string) {
-			*config = strings.Replace(*config, `"hybrid_override_pattern": "ME*-M"`, `"layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"]`, 1)
-		}},
-		{"qwen3_5", "qwen3_5/hybrid", func(f file, _ *string) {
-			f.centre(hybridNorms...)
-			f.convolutions()
-			f.rename("language_model.model.", "model.language_model.", "language_model.lm_head", "lm_head")
-			f.junk("mtp.norm.weight", "model.visual.merger.norm.bias", "vision_tower.x")
-		}},
-		{"qwen3_5 without prefix", "qwen3_5/hybrid", func(f file, _ *string) { f.rename("language_model.", "") }},
-		{"qwen3_5_moe", "qwen3_5_moe/moe", func(f file, _ *string) {
-			f.centre(hybridNorms...)
-			f.convolutions()
-			f.rename("language_model.model.", "model.language_model.", "language_model.lm_head", "lm_head")
-			for i := range 2 {
-				p := fmt.Sprintf("model.language_model.layers.%d.mlp.", i)
-				f.fuse(p+"switch_mlp.", p+"experts.")
-			}
-		}},
-		{"qwen3_next", "qwen3_next/hybrid", func(f file, config *string) {
-			f.centre(hybridNorms...)
-			f.convolutions()
-			unstackMLP(f, config)
-			f.junk("mtp.fc.weight")
-		}},
-		{"gpt_oss", "gpt_oss/moe-mxfp4", func(f file, _ *string) {
-			for i := range 2 {
-				p := fmt.Sprintf("model.layers.%d.mlp.experts.", i)
-				for _, part := range []string{"weight", "scales"} {
-					f[p+"gate_up_proj."+part] = interleave(f[p+"gate_proj."+part], f[p+"up_proj."+part])
-				}
-				bias := func(name string) stored { s := f[p+name+".bias"]; s.Shape = append(slices.Clone(s.Shape), 1); return s }
-				b := interleave(bias("gate_proj"), bias("up_proj"))
-				b.Shape = b.Shape[:2]
-				f[p+"gate_up_proj_bias"], f[p+"down_proj_bias"] = b, f[p+"down_proj.bias"]
-				for _, name := range []string{"gate_up_proj", "down_proj"} {
-					w := f[p+name+".weight"]
-					groups := w.Shape[2] * 8 / 32
-					f[p+name+"_blocks"] = stored{DType: "U8", Shape: []int{w.Shape[0], w.Shape[1], groups, 16}, data: w.data}
-					f[p+name+"_scales"] = f[p+name+".scales"]
-				}
-				for n := range f {
-					if strings.HasPrefix(n, p) && !strings.HasSuffix(n, "_blocks") && !strings.HasSuffix(n, "_scales") && !strings.HasSuffix(n, "_bias") {
-						delete(f, n)
-					}
-				}
-			}
-		}},
-		{"gemma3 wrapped", "gemma3/text", func(f file, config *string) {
-			f.rename("model.", "language_model.model.")
-			f.junk("vision_tower.x", "multi_modal_projector.x")
-			*config = `{"model_type": "gemma3", "vocab_size": 160, "text_config": ` + *config + `}`
-		}},
-		{"gemma3 with nested rope", "gemma3/text", func(_ file, config *string) {
-			*config = strings.NewReplacer(
-				`"rope_local_base_freq": 10000.0,`, `"rope_parameters": {"sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}, "full_attention": {"rope_theta": 1000000.0, "rope_type": "linear", "factor": 8.0}},`,
-				`"rope_theta": 1000000.0,`, ``, "sliding_window_pattern", "_sliding_window_pattern").Replace(*config)
-		}},
-		{"gemma4 wrapped", "gemma4/dense", func(f file, _ *string) {
-			f.rename("language_model.model.", "model.language_model.")
-			f.junk("model.vision_tower.x", "model.audio_tower.x", "model.embed_vision.x", "model.embed_audio.x", "model.language_model.layers.0.mlp.up_proj.input_max")
-		}},
-		{"gemma4 with fused experts", "gemma4/moe", func(f file, _ *string) {
-			for i := range 2 {
-				p := fmt.Sprintf("model.layers.%d.experts.", i)
-				f.fuse(p+"switch_glu.", p)
-			}
-		}},
-		{"gemma4 with keys of sharing layers", "gemma4/ple", func(f file, _ *string) {
-			f.junk("model.layers.5.self_attn.k_proj.weight", "model.layers.5.self_attn.v_proj.weight", "model.layers.5.self_attn.k_norm.weight")
-		}},
-		{"muse_glimmer wrapped", "muse_glimmer/dense", func(f file, _ *string) {
-			f.rename("model.", "model.language_model.")
-			f.junk("vision_tower.x", "model.vision_adapter.x", "vision_projection.x")
-		}},
-		{"mistral3 unwrapped names", "mistral3/ministral3", func(f file, _ *string) {
-			f.rename("language_model.model.", "model.language_model.", "language_model.lm_head", "lm_head")
-			f.junk("model.vision_tower.x", "model.multi_modal_projector.x")
-		}},
-		{"deepseek_v3", "deepseek_v3/mla", func(f file, config *string) {
-			const heads, nope, value, rank = 4, 16, 16, 32
-			unstackMLP(f, config)
-			for i := range 3 {
-				a := fmt.Sprintf("model.layers.%d.self_attn.", i)
-				q, v := f[a+"embed_q.weight"].floats(), f[a+"unembed_out.weight"].floats()
-				var kv []float32
-				for h := range heads {
-					for n := range nope {
-						for c := range rank {
-							kv = append(kv, q[(h*rank+c)*nope+n])
-						}
-					}
-					kv = append(kv, v[h*value*rank:][:value*rank]...)
-				}
-				f[a+"kv_b_proj.weight"] = floats(kv, heads*(nope+value), rank)
-				delete(f, a+"embed_q.weight")
-				delete(f, a+"unembed_out.weight")
-			}
-			f.junk("model.layers.3.eh_proj.weight", "model.layers.61.embed_tokens.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
-		}},
-	}
-	for _, test := range tests {
+	for _, test := range layouts {
 		for _, b := range backends(t) {
 			t.Run(test.name+"/"+b.Name(), func(t *testing.T) {
 				dir := "../testdata/models/" + test.from

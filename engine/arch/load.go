@@ -30,6 +30,7 @@ type Loader struct {
 	b       compute.Backend
 	err     error
 	used    map[string]bool
+	dropped map[string]bool // tensors that nobody reads, see Drop
 	weights []*compute.Weight
 	buffers []*compute.Buffer
 	bytes   int64
@@ -40,6 +41,12 @@ type Loader struct {
 	renames []func(string) (string, bool)
 	modules map[string]*module
 	derived map[string]derivation // by the name of a matrix made of some rows of a module
+
+	// A loader that builds a model once more with some of its tensors replaced
+	// takes the weights that stay from the loader of that model.
+	base     *Loader         // nil = no such loader
+	replaced map[string]bool // names of tensors
+	kept     map[string]bool // names of matrices that are as in base, so that they have no data here
 }
 
 // module is a matrix of the checkpoint by its name, and the weights that its rows
@@ -73,7 +80,7 @@ func (p part) row(i int) int {
 
 // NewLoader returns a loader for an opened checkpoint.
 func NewLoader(c *checkpoint.Checkpoint, b compute.Backend) *Loader {
-	return &Loader{c: c, b: b, used: map[string]bool{}, modules: map[string]*module{}, derived: map[string]derivation{}}
+	return &Loader{c: c, b: b, used: map[string]bool{}, dropped: map[string]bool{}, modules: map[string]*module{}, derived: map[string]derivation{}}
 }
 
 // Err returns the first error.
@@ -96,6 +103,9 @@ func (l *Loader) Has(name string) bool { return l.c.Has(name) }
 // keep is false. Families call it first, to bring other layouts of their
 // checkpoints to one set of names.
 func (l *Loader) Rename(f func(name string) (newName string, keep bool)) {
+	if l.base != nil {
+		return // they have their names already
+	}
 	if err := l.c.Rename(f); err != nil && l.err == nil {
 		l.err = err
 	}
@@ -118,9 +128,25 @@ func (l *Loader) Experts(name string, n, active, rows, cols int) *compute.Weight
 // handing it to the backend; batch 0 is a plain one. Together with load it is
 // for families that rearrange rows.
 func (l *Loader) matrix(name string, batch, rows, cols int) layout.Matrix {
+	keep := l.base != nil
 	for _, part := range []string{"", ".weight", ".scales", ".biases", ".global_scale", ".weight_scale", ".weight_scale_2", ".weight_scale_inv"} {
 		l.used[name+part] = true
+		keep = keep && !l.replaced[name+part]
 	}
+	if keep {
+		return l.keep(layout.Matrix{Name: name, Batch: batch, Rows: rows, Cols: cols})
+	}
+	return l.stored(name, batch, rows, cols)
+}
+
+// keep notes that a matrix is what it is in base.
+func (l *Loader) keep(m layout.Matrix) layout.Matrix {
+	l.kept[m.Name] = true
+	return m
+}
+
+// stored is matrix with the data, whether it is as in base or not.
+func (l *Loader) stored(name string, batch, rows, cols int) layout.Matrix {
 	none := layout.Matrix{Name: name, Batch: batch, Rows: rows, Cols: cols}
 	if l.err != nil {
 		return none
@@ -145,6 +171,14 @@ func (l *Loader) matrix(name string, batch, rows, cols int) layout.Matrix {
 func (l *Loader) load(m layout.Matrix) *compute.Weight {
 	if l.err != nil {
 		return &compute.Weight{Matrix: m}
+	}
+	if l.kept[m.Name] {
+		i := slices.IndexFunc(l.base.weights, func(w *compute.Weight) bool { return w.Name == m.Name })
+		if i < 0 {
+			l.Fail("tensor %s.weight is not among the weights of the model", m.Name)
+			return &compute.Weight{Matrix: m}
+		}
+		return l.base.weights[i]
 	}
 	if l.Convert != nil {
 		c, err := l.Convert(m)
@@ -211,6 +245,10 @@ func (l *Loader) rows(m layout.Matrix, lo, hi int) layout.Matrix {
 		m.Rows = hi - lo
 		return m
 	}
+	if l.kept[m.Name] {
+		m.Rows = hi - lo
+		return l.keep(l.derive(m, m.Name, lo, nil))
+	}
 	part := m.RowRange(lo, hi)
 	if m.Batch > 0 {
 		l.evict(m)
@@ -230,6 +268,10 @@ func (l *Loader) pick(m layout.Matrix, rows []int) layout.Matrix {
 	if l.err != nil {
 		m.Rows = len(rows)
 		return m
+	}
+	if l.kept[m.Name] {
+		m.Rows = len(rows)
+		return l.keep(l.derive(m, m.Name, 0, rows))
 	}
 	part := m.PickRows(rows)
 	l.evict(m)
@@ -325,6 +367,15 @@ func (l *Loader) Conv(name string, channels, kernel int) compute.View {
 	return l.Vector(name, channels*kernel).Reshape(channels, kernel)
 }
 
+// uncentred is Vector for a weight that some files hold less shift. What is in the
+// place of a file's own tensor is not so: it is of MLX's layout.
+func (l *Loader) uncentred(name string, n int, shift float32) compute.View {
+	if l.replaced[name] {
+		shift = 0
+	}
+	return l.shifted(name, n, shift)
+}
+
 // Constant puts numbers that come from the configuration on the device.
 func (l *Loader) Constant(name string, v []float32) compute.View {
 	if l.err != nil {
@@ -414,7 +465,7 @@ func (l *Loader) MLP(p string, hidden, inter int, bias bool) MLP {
 func (l *Loader) Drop(match func(name string) bool) {
 	for _, n := range l.c.Names() {
 		if match(n) {
-			l.used[n] = true
+			l.dropped[n] = true
 		}
 	}
 }
@@ -427,7 +478,7 @@ func (l *Loader) Finish() {
 	}
 	var left []string
 	for _, n := range l.c.Names() {
-		if !l.used[n] {
+		if !l.used[n] && !l.dropped[n] {
 			left = append(left, n)
 		}
 	}

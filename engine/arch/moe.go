@@ -62,10 +62,20 @@ func (l *Loader) GatedExperts(e *Experts, stacked, each string, n, hidden, inter
 // stack joins the matrices of n experts that a file holds one by one.
 func (l *Loader) stack(each, name string, n, active, rows, cols int) *compute.Weight {
 	var parts []layout.Matrix
+	kept := 0
 	for i := 0; i < n && l.err == nil; i++ {
 		parts = append(parts, l.matrix(fmt.Sprintf("%s%d.%s", each, i, name), 0, rows, cols))
+		if l.kept[parts[i].Name] {
+			kept++
+		}
 	}
-	m := layout.Matrix{Batch: n, Rows: rows, Cols: cols}
+	m := layout.Matrix{Name: each + name, Batch: n, Rows: rows, Cols: cols}
+	if kept == n {
+		return l.load(l.keep(m))
+	}
+	for i := 0; kept > 0 && i < n && l.err == nil; i++ {
+		parts[i] = l.stored(parts[i].Name, 0, rows, cols)
+	}
 	if l.err == nil {
 		var err error
 		if m, err = layout.Stack(each+name, parts); err != nil {

@@ -98,10 +98,14 @@ func qwen35(cfg checkpoint.Config, l *Loader) *Model {
 // hasFirst reports whether the first tensor with the suffix has a shape that
 // passes.
 func (l *Loader) hasFirst(suffix string, pass func(shape []int) bool) bool {
-	for _, n := range l.c.Names() {
+	c := l.c
+	if l.base != nil {
+		c = l.base.c // what is replaced is no mark
+	}
+	for _, n := range c.Names() {
 		if strings.HasSuffix(n, suffix) {
-			t, err := l.c.Tensor(n)
-			return err == nil && pass(t.Shape)
+			shape, _ := c.Form(n)
+			return pass(shape)
 		}
 	}
 	return false
@@ -122,14 +126,14 @@ func qwenHybrid(cfg checkpoint.Config, c qwenHybridConfig, l *Loader) *Model {
 	m := &Model{Hidden: c.hidden, Vocab: c.vocab, Layers: c.layers, Context: c.context, EmbedScale: 1}
 
 	l.Tables(m, c.tied)
-	norm := l.shifted("model.norm.weight", c.hidden, c.shift)
+	norm := l.uncentred("model.norm.weight", c.hidden, c.shift)
 	rope := l.Rope(cfg, c.rotary, c.theta, false)
 	var layers []qwenHybridLayer
 	for i := 0; i < c.layers && l.err == nil; i++ {
 		p := fmt.Sprintf("model.layers.%d.", i)
 		w := qwenHybridLayer{
-			attnNorm: l.shifted(p+"input_layernorm.weight", c.hidden, c.shift),
-			mlpNorm:  l.shifted(p+"post_attention_layernorm.weight", c.hidden, c.shift),
+			attnNorm: l.uncentred(p+"input_layernorm.weight", c.hidden, c.shift),
+			mlpNorm:  l.uncentred(p+"post_attention_layernorm.weight", c.hidden, c.shift),
 			attends:  (i+1)%c.interval == 0,
 			cache:    len(m.Caches),
 		}
@@ -141,7 +145,7 @@ func qwenHybrid(cfg checkpoint.Config, c qwenHybridConfig, l *Loader) *Model {
 				V: l.Linear(a+"v_proj", c.kvHeads*c.dim, c.hidden, false),
 				O: l.Linear(a+"o_proj", c.hidden, c.heads*c.dim, false),
 			}
-			w.qNorm, w.kNorm = l.shifted(a+"q_norm.weight", c.dim, c.shift), l.shifted(a+"k_norm.weight", c.dim, c.shift)
+			w.qNorm, w.kNorm = l.uncentred(a+"q_norm.weight", c.dim, c.shift), l.uncentred(a+"k_norm.weight", c.dim, c.shift)
 			m.Caches = append(m.Caches, l.attentionCache("full_attention", c.kvHeads, c.dim, 0))
 		} else {
 			a := p + "linear_attn."

@@ -31,6 +31,8 @@ type Checkpoint struct {
 	tensors  map[string]*entry
 	indexed  map[string]string // tensor name -> shard, from the index file
 	files    []mapped
+	borrowed int  // files of others, before all else, see Overlay
+	private  bool // files are read, not mapped
 
 	mu     sync.Mutex // guards the copies
 	copies [][]byte   // anonymous mappings
@@ -70,12 +72,14 @@ type object struct {
 // without safetensors but with exactly one GGUF model opens that.
 //
 // Headers are checked completely, tensor data is not read. Errors name the file and, where there is one, the tensor.
-func Open(path string) (c *Checkpoint, err error) {
+func Open(path string) (*Checkpoint, error) { return open(path, false) }
+
+func open(path string, private bool) (c *Checkpoint, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open the model: %w", err)
 	}
-	c = &Checkpoint{path: filepath.Clean(path), tensors: map[string]*entry{}}
+	c = &Checkpoint{path: filepath.Clean(path), tensors: map[string]*entry{}, private: private}
 	defer func() {
 		if err != nil {
 			c.Close()
@@ -236,7 +240,7 @@ func (c *Checkpoint) Close() error {
 	defer c.mu.Unlock()
 	c.closed = true
 	var errs []error
-	for _, f := range c.files {
+	for _, f := range c.files[min(c.borrowed, len(c.files)):] { // it may be closed twice
 		errs = append(errs, freePages(f.data))
 	}
 	for _, b := range c.copies {
@@ -251,7 +255,7 @@ func (c *Checkpoint) Close() error {
 
 // mapFile adds the file at path and returns its index.
 func (c *Checkpoint) mapFile(path string) (int, error) {
-	f, err := mapFile(path)
+	f, err := mapFile(path, c.private)
 	if err != nil {
 		return 0, err
 	}

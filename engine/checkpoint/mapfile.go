@@ -9,8 +9,9 @@ import (
 	"sparkbar/engine/wholefile"
 )
 
-// mapFile brings a whole file into memory, read-only. Files on volumes that may go away are read, others are mapped.
-func mapFile(path string) (mapped, error) {
+// mapFile brings a whole file into memory, read-only. Files on volumes that may go away are read, and others too if a
+// private copy is asked for; else they are mapped.
+func mapFile(path string, private bool) (mapped, error) {
 	f, size, err := wholefile.Open(path)
 	if err != nil {
 		return mapped{}, fmt.Errorf("cannot open a weight file: %w", err)
@@ -22,7 +23,7 @@ func mapFile(path string) (mapped, error) {
 	case size > math.MaxInt:
 		return mapped{}, fmt.Errorf("%s has %d bytes, too many for this machine", path, size)
 	}
-	if !mayVanish(f) {
+	if !private && !mayVanish(f) {
 		if data, err := mapPages(f, int(size)); err == nil {
 			return mapped{path, data, true}, nil
 		}
