@@ -148,10 +148,10 @@ func TestLaunchedClients(t *testing.T) {
 				t.Fatal(err)
 			}
 			home := t.TempDir()
-			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, "sh", "-c", text)
-			cmd.WaitDelay = time.Second
+			cmd.WaitDelay = time.Minute
 			cmd.Dir = home
 			bin := filepath.Join(home, "bin")
 			if err := os.Mkdir(bin, 0o755); err != nil {

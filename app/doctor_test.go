@@ -67,6 +67,7 @@ func TestDoctor(t *testing.T) {
 		return hub, folder
 	}
 	usual := map[string]engine.Finding{}
+	moment := []string{"memory_pressure", "swap", "thermal", "disk"} // what else the machine does just now
 	t.Run("sound", func(t *testing.T) {
 		sound(t)
 		usual = examine(t)
@@ -122,7 +123,7 @@ func TestDoctor(t *testing.T) {
 				t.Errorf("%s: %+v in %+v, want %q and %q", c.code, f, found, c.say, c.fix)
 			}
 			for code, f := range found {
-				if _, known := usual[code]; !known && code != c.code {
+				if _, known := usual[code]; !known && code != c.code && !slices.Contains(moment, code) {
 					t.Errorf("found besides: %+v", f)
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -20,15 +21,20 @@ import (
 	"sparkbar/resources"
 )
 
-// freePort is a port that nobody listens on now.
+// freePort is a port that nobody listens on now, nor soon: it is none of those
+// that systems give to whoever asks for any.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		port := 10_000 + rand.IntN(20_000)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
 
 // settingsFile makes a settings file of its own for a test and returns what
@@ -78,8 +84,8 @@ func (s *server) until(done func() bool) {
 // logged waits until the log has a text.
 func (s *server) logged(text string) {
 	s.t.Helper()
-	for tries := 0; !strings.Contains(s.logs.String(), text); tries++ {
-		if tries > 6_000 {
+	for end := time.Now().Add(2 * time.Minute); !strings.Contains(s.logs.String(), text); { // only against a test that hangs
+		if time.Now().After(end) {
 			s.t.Fatalf("%q is not in the log:\n%s", text, s.logs.String())
 		}
 		time.Sleep(time.Millisecond)
@@ -96,11 +102,8 @@ func asked(t *testing.T, host string, port int, key string) int {
 	req.Header.Set("X-Api-Key", key)
 	req.Close = true
 	resp, err := http.DefaultClient.Do(req)
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) { // nobody listens, or just stopped to
+	if err != nil { // nobody listens, or just stopped to
 		return 0
-	}
-	if err != nil {
-		t.Fatal(err)
 	}
 	resp.Body.Close()
 	return resp.StatusCode
@@ -137,9 +140,7 @@ func TestRebind(t *testing.T) {
 	if got := asked(t, "127.0.0.1", second, "one"); got != 401 {
 		t.Errorf("the old key: %d", got)
 	}
-	if got := asked(t, "127.0.0.1", first, "two"); got != 0 {
-		t.Errorf("the old port: %d", got)
-	}
+	s.until(func() bool { return asked(t, "127.0.0.1", first, "two") == 0 }) // nobody is at the old port
 	rest, err := io.ReadAll(stream)
 	if text := string(rest); err != nil || !strings.HasSuffix(text, "data: [DONE]\n\n") || !strings.Contains(text, `"finish_reason":"`) {
 		t.Errorf("the stream ended with %v: …%s", err, text[max(0, len(text)-300):])
@@ -168,9 +169,7 @@ func TestRebind(t *testing.T) {
 		key := fmt.Sprintf("key-%d", len(host))
 		edit(fmt.Sprintf("server: {host: %s, port: %d, api_key: %s}\n", host, second, key))
 		s.until(func() bool { return asked(t, "127.0.0.1", second, key) == 200 })
-		if got, want := asked(t, "127.0.0.2", second, key) == 200, host != `"127.0.0.1"`; got != want {
-			t.Errorf("%s: 127.0.0.2 answers: %v", host, got)
-		}
+		s.until(func() bool { return (asked(t, "127.0.0.2", second, key) == 200) == (host != `"127.0.0.1"`) })
 	}
 }
 
