@@ -19,6 +19,7 @@ type backend struct {
 	choices *choices
 	pace    pace
 	trials  *rehearsal // nil: kernels run untried
+	split   *splitter  // nil: prompts are read by the GPU alone
 	lost    error      // the device hangs: nothing of it may be touched
 	ring    [3]slot    // programs in flight
 	at      int
@@ -78,6 +79,9 @@ func (b *backend) lose(err error) error {
 	hung.devices = append(hung.devices, b.dev)
 	hung.Unlock()
 	b.lost = &unfitError{"the GPU", err}
+	if b.split != nil {
+		b.split.fail(b.lost)
+	}
 	return b.lost
 }
 
@@ -92,13 +96,23 @@ type Options struct {
 	// Trials makes the backend try each kernel before it relies on it; nil = it
 	// relies on them.
 	Trials *Trials
+	// Split lets the CPU take part in prompts; nil = it does not. How much is said by
+	// a method of the backend, SetPromptSplit; by default that is measured.
+	Split *Split
 }
 
 // New returns a backend that owns the device until Close.
 func New(d Device, o Options) compute.Backend {
 	b := &backend{dev: d, options: o, choices: &choices{chosen: map[Key]int{}}}
 	pipes := &pipelines{dev: d, ids: map[variant]uint32{}, hashes: map[uint32]uint64{}, names: map[uint32]string{}}
+	if o.Split != nil {
+		b.split = &splitter{o: *o.Split, dev: d, fracs: map[int]float64{}}
+		if b.split.o.Tile <= 0 {
+			b.split.o.Tile = 64
+		}
+	}
 	for i := range b.ring {
+		b.ring[i].lower.split = b.split
 		b.ring[i].lower.dev, b.ring[i].lower.pipes, b.ring[i].lower.choices, b.ring[i].lower.options = d, pipes, b.choices, o
 	}
 	if o.Trials != nil {
@@ -144,6 +158,7 @@ func (b *backend) free(m Memory) {
 // loaded is the Handle of a Weight.
 type loaded struct {
 	weight, scales, biases Memory
+	parts                  *parts // nil: the GPU has it whole
 }
 
 // Load wraps the bytes of m where they lie. Bytes that the device cannot map are
@@ -198,13 +213,15 @@ func (b *backend) Unload(w *compute.Weight) {
 	for i := range b.ring { // the GPU may still read it
 		b.ring[i].wait()
 	}
+	b.split.forget(h)
 	for _, m := range []Memory{h.weight, h.scales, h.biases} {
 		b.free(m)
 	}
 }
 
 // Submit lowers p and starts it: one list, one command buffer. A stop that is set
-// before is obeyed; a program that has started runs to its end.
+// before is obeyed; one that is set later ends what the CPU has a part in, and any
+// other program that has started runs to its end.
 func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pending, error) {
 	if err := p.Err(); err != nil {
 		return nil, err
@@ -219,6 +236,9 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	if stop.IsSet() {
 		return compute.Done{Err: compute.ErrStopped}, nil
 	}
+	if err := b.decide(p, stop); err != nil {
+		return compute.Done{Err: err}, nil
+	}
 	s := &b.ring[b.at]
 	b.at = (b.at + 1) % len(b.ring)
 	s.wait() // its error is that program's
@@ -231,7 +251,7 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	if b.trials != nil && !b.trials.relies(&s.lower) {
 		return compute.Done{Err: b.trials.run(b, p, stop)}, nil
 	}
-	fence, err := b.submit(&s.lower.list)
+	fence, err := b.submit(&s.lower.list, s.lower.work, stop)
 	if err != nil {
 		return nil, err
 	}
@@ -251,9 +271,9 @@ func (b *backend) Close() error {
 		b.ring[i].wait() // who started it has its error
 		b.ring[i].lower.close()
 	}
-	var err error
+	err := b.split.close()
 	if b.lost == nil {
-		err = b.dev.Close()
+		err = errors.Join(err, b.dev.Close())
 	}
 	b.dev = nil
 	return err

@@ -32,7 +32,8 @@ type book struct {
 	chosen  map[Key]string
 	proven  map[uint64]bool
 	faults  []fault
-	again   bool // what the model's file has is not wanted; the next save replaces it
+	shares  map[int]float64 // the CPU's, by width
+	again   bool            // what the model's file has is not wanted; the next save replaces it
 }
 
 // page is one of the files, and what it holds for.
@@ -53,17 +54,18 @@ type fault struct {
 
 // bookFile is the form of the file; Sum is the hash of the rest.
 type bookFile struct {
-	Format  int            `json:"format"`
-	Machine string         `json:"machine"`
-	Shape   string         `json:"shape"`
-	Chosen  map[Key]string `json:"chosen"`
-	Proven  []string       `json:"proven"`
-	Faults  []fault        `json:"faults"`
-	Sum     string         `json:"sum"`
+	Format  int             `json:"format"`
+	Machine string          `json:"machine"`
+	Shape   string          `json:"shape"`
+	Chosen  map[Key]string  `json:"chosen"`
+	Shares  map[int]float64 `json:"cpu_split,omitempty"`
+	Proven  []string        `json:"proven"`
+	Faults  []fault         `json:"faults"`
+	Sum     string          `json:"sum"`
 }
 
 const (
-	bookFormat = 1
+	bookFormat = 2
 	mostBook   = 1 << 20 // bytes of a file
 )
 
@@ -79,6 +81,9 @@ type trialNote struct {
 func (r *rehearsal) shape(sources string, o Options) string {
 	h := sha256.New()
 	fmt.Fprintln(h, sources, variants, o.Activations, o.Relaxed)
+	if o.Split != nil {
+		fmt.Fprintln(h, "with", o.Split.Threads, "threads of the CPU")
+	}
 	for _, f := range slices.Sorted(maps.Keys(r.formats)) {
 		fmt.Fprintln(h, f)
 	}
@@ -107,7 +112,7 @@ func short(text string) string {
 // openBook reads what is kept; what cannot be trusted counts as nothing, and where
 // nothing can be written nothing is kept.
 func openBook(o Trials, shape, sources string) *book {
-	b := &book{chosen: map[Key]string{}, proven: map[uint64]bool{}, again: o.Again}
+	b := &book{chosen: map[Key]string{}, proven: map[uint64]bool{}, shares: map[int]float64{}, again: o.Again}
 	if o.Dir == "" || os.MkdirAll(o.Dir, 0o755) != nil {
 		return b
 	}
@@ -184,6 +189,11 @@ func (b *book) read() {
 	for k, name := range model.Chosen {
 		if _, mine := b.chosen[k]; !mine && b.banned(k, name) == nil && slices.ContainsFunc(variants[k.Kernel], func(v way) bool { return v.Name == name }) {
 			b.chosen[k] = name
+		}
+	}
+	for rows, f := range model.Shares {
+		if _, mine := b.shares[rows]; !mine && slices.Contains(shareFractions, f) {
+			b.shares[rows] = f
 		}
 	}
 	for _, s := range model.Proven {
@@ -285,6 +295,8 @@ func (b *book) blame(k Key, name, why string, hard bool) {
 
 func (b *book) choose(k Key, name string) { b.chosen[k], b.model.changed = name, true }
 
+func (b *book) share(rows int, f float64) { b.shares[rows], b.model.changed = f, true }
+
 func (b *book) prove(sig uint64) { b.proven[sig], b.model.changed = true, true }
 
 // save writes the files where something is new.
@@ -294,7 +306,7 @@ func (b *book) save() {
 	}
 	hard := func(f fault) bool { return f.Hard }
 	soft := func(f fault) bool { return !f.Hard }
-	f := bookFile{Chosen: b.chosen, Proven: []string{}, Faults: slices.DeleteFunc(slices.Clone(b.faults), hard)}
+	f := bookFile{Chosen: b.chosen, Shares: b.shares, Proven: []string{}, Faults: slices.DeleteFunc(slices.Clone(b.faults), hard)}
 	for _, s := range slices.Sorted(maps.Keys(b.proven)) {
 		f.Proven = append(f.Proven, strconv.FormatUint(s, 16))
 	}

@@ -5,6 +5,7 @@
 typedef struct { uint32_t pipeline, barrier, groups[3], threads, binds, bind, args, arg_bytes, shared; } mk_dispatch;
 typedef struct { uint32_t buffer, pad; uint64_t off, len; } mk_bind;
 typedef struct { uint32_t index, bits; } mk_constant;
+typedef struct { uint32_t at, wait; uint64_t value; } mk_mark;
 typedef struct mk_device mk_device;
 
 // Functions that can fail return 0 and a text of at most size bytes in err.
@@ -27,7 +28,11 @@ uint32_t mk_alloc(mk_device *, uint64_t bytes, void **mem);
 uint32_t mk_wrap(mk_device *, const void *mem, uint64_t bytes, uint64_t *off);
 void mk_free(mk_device *, uint32_t buffer);
 // mk_submit encodes the list into one command buffer and commits it.
-uint64_t mk_submit(mk_device *, const mk_dispatch *d, int n, const mk_bind *b, const char *args, char *err, int size);
+uint64_t mk_submit(mk_device *, const mk_dispatch *d, int n, const mk_bind *b, const char *args, const mk_mark *m, int marks, char *err, int size);
+// mk_await waits for the mark with that value, but no longer than so many
+// milliseconds: 1 = the GPU has come to it. mk_answer lets it go on. Any thread.
+int mk_await(mk_device *, uint64_t value, uint64_t ms);
+void mk_answer(mk_device *, uint64_t value);
 // mk_wait waits for the end, but no longer than limit seconds, and says how long
 // the GPU worked; 0 = it failed, MK_HUNG = it has not ended: the ticket stays.
 enum { MK_HUNG = -1 };

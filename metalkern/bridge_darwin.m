@@ -14,6 +14,7 @@ struct mk_device {
   id<MTLCommandQueue> queue;
   id<MTLSharedEvent> ended; // its value is that of the last list that has ended
   uint64_t lists;
+  id<MTLSharedEvent> asked, answered; // the meetings with the CPU: only the GPU sets the one, only the CPU the other
   id<MTLBinaryArchive> archive; // compiled kernels; nil: they are not kept
   int fresh;                    // kernels that were added to it
   id<MTLBuffer> none; // what is bound where a kernel has no use for a buffer
@@ -78,9 +79,11 @@ mk_device *mk_open(const char *archive, int *none, char *err, int size) {
     d->dev = dev;
     d->queue = [dev newCommandQueue];
     d->ended = [dev newSharedEvent];
+    d->asked = [dev newSharedEvent];
+    d->answered = [dev newSharedEvent];
     if (archive) d->archive = open_archive(dev, archive);
     d->none = [dev newBufferWithLength:256 options:MTLResourceStorageModeShared];
-    if (!d->queue || !d->ended || !d->none) {
+    if (!d->queue || !d->ended || !d->asked || !d->answered || !d->none) {
       fail(err, size, @"the Metal device has no command queue");
       mk_close(d);
       return NULL;
@@ -97,6 +100,8 @@ void mk_close(mk_device *d) {
     clear_table(&d->libraries);
     [d->none release];
     [d->ended release];
+    [d->asked release];
+    [d->answered release];
     [d->archive release];
     [d->queue release];
     [d->dev release];
@@ -178,14 +183,28 @@ uint32_t mk_wrap(mk_device *d, const void *mem, uint64_t bytes, uint64_t *off) {
 
 void mk_free(mk_device *d, uint32_t buffer) { drop(&d->buffers, buffer); }
 
-uint64_t mk_submit(mk_device *d, const mk_dispatch *list, int n, const mk_bind *binds, const char *args, char *err, int size) {
+uint64_t mk_submit(mk_device *d, const mk_dispatch *list, int n, const mk_bind *binds, const char *args, const mk_mark *marks, int nmarks, char *err, int size) {
   @autoreleasepool {
     id<MTLCommandBuffer> cb = [d->queue commandBuffer];
-    id<MTLComputeCommandEncoder> enc = [cb computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent];
-    if (!enc) return (uint64_t)fail(err, size, @"no command buffer");
-    NSString *bad = nil;
+    id<MTLComputeCommandEncoder> enc = nil; // the open one
+    NSString *bad = cb ? nil : @"no command buffer";
     uint32_t now = 0;
-    for (int i = 0; i < n && !bad; i++) {
+    int mark = 0;
+    for (int i = 0; i <= n && !bad; i++) {
+      // Events stand between encoders. What a later encoder touches waits for what an
+      // earlier one did to it: the buffers are tracked.
+      for (; mark < nmarks && marks[mark].at == (uint32_t)i; mark++) {
+        [enc endEncoding];
+        enc = nil;
+        if (marks[mark].wait) [cb encodeWaitForEvent:d->answered value:marks[mark].value];
+        else [cb encodeSignalEvent:d->asked value:marks[mark].value];
+      }
+      if (i == n) break;
+      if (!enc) {
+        enc = [cb computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent];
+        now = 0;
+        if (!enc) { bad = @"no command encoder"; break; }
+      }
       const mk_dispatch *x = list + i;
       if (x->barrier) [enc memoryBarrierWithScope:MTLBarrierScopeBuffers];
       id<MTLComputePipelineState> p = get(&d->pipelines, x->pipeline);
@@ -213,6 +232,14 @@ uint64_t mk_submit(mk_device *d, const mk_dispatch *list, int n, const mk_bind *
   }
 }
 
+int mk_await(mk_device *d, uint64_t value, uint64_t ms) {
+  @autoreleasepool { return [d->asked waitUntilSignaledValue:value timeoutMS:ms]; }
+}
+
+void mk_answer(mk_device *d, uint64_t value) {
+  @autoreleasepool { [d->answered setSignaledValue:value]; }
+}
+
 int mk_wait(mk_device *d, uint64_t ticket, double limit, double *seconds, int *code, char *err, int size) {
   @autoreleasepool {
     uint64_t at = ticket & 0xffff;
@@ -221,7 +248,7 @@ int mk_wait(mk_device *d, uint64_t ticket, double limit, double *seconds, int *c
     // A command buffer that fails may end without its signal: ask for its state too.
     const uint64_t slice = 50;
     for (double waited = 0; ![d->ended waitUntilSignaledValue:ticket >> 16 timeoutMS:slice] && [cb status] < MTLCommandBufferStatusCompleted;)
-      if ((waited += slice / 1e3) > limit) return MK_HUNG;
+      if ((waited += slice / 1e3) >= limit) return MK_HUNG;
     [cb waitUntilCompleted];
     *seconds = [cb GPUEndTime] - [cb GPUStartTime];
     int ok = [cb status] == MTLCommandBufferStatusCompleted;

@@ -24,6 +24,13 @@ type Device interface {
 	// Submit starts a list; lists run in the order of their submission. The list's
 	// slices are not kept.
 	Submit(l *List) (Fence, error)
+	// Await reports whether the device has come to the mark with that value, which is
+	// no Wait, and all before it has ended; it waits for that no longer than limit. Any
+	// goroutine may call it.
+	Await(value uint64, limit time.Duration) bool
+	// Answer lets the device go on behind the marks that wait for a value up to this
+	// one. Values never fall. Any goroutine may call it.
+	Answer(value uint64)
 	Close() error
 }
 
@@ -55,12 +62,21 @@ func CheckWords(b []byte) error {
 type Constant struct{ Index, Bits uint32 }
 
 // List is a flat list of dispatches: what a Program is lowered to, and what one
-// call hands to the device, which encodes it into one command buffer. The three
-// slices have C's layout (bridge_darwin.h).
+// call hands to the device, which encodes it into one command buffer. The slices
+// have C's layout (bridge_darwin.h).
 type List struct {
 	Dispatches []Dispatch
 	Binds      []Bind
 	Args       []byte
+	Marks      []Mark
+}
+
+// Mark is where the device and the CPU meet in the midst of a list: before dispatch
+// At, or behind the last one.
+type Mark struct {
+	At    uint32
+	Wait  uint32 // 0: the CPU is told that all before has ended (Await); 1: what follows waits for its answer (Answer)
+	Value uint64 // of the meeting; each has one that is larger than all before
 }
 
 // Dispatch runs a kernel on a grid of threadgroups. Between two barriers

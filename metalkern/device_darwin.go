@@ -142,12 +142,18 @@ func (d *metalDevice) Pipeline(kernel string, constants []Constant) (uint32, err
 func (d *metalDevice) Submit(l *List) (Fence, error) {
 	var msg [1024]C.char
 	t := C.mk_submit(d.dev, (*C.mk_dispatch)(unsafe.Pointer(unsafe.SliceData(l.Dispatches))), C.int(len(l.Dispatches)), (*C.mk_bind)(unsafe.Pointer(unsafe.SliceData(l.Binds))),
-		(*C.char)(unsafe.Pointer(unsafe.SliceData(l.Args))), &msg[0], C.int(len(msg)))
+		(*C.char)(unsafe.Pointer(unsafe.SliceData(l.Args))), (*C.mk_mark)(unsafe.Pointer(unsafe.SliceData(l.Marks))), C.int(len(l.Marks)), &msg[0], C.int(len(msg)))
 	if t == 0 {
 		return nil, errors.New("metal: " + C.GoString(&msg[0]))
 	}
 	return &metalFence{d: d, ticket: t}, nil
 }
+
+func (d *metalDevice) Await(value uint64, limit time.Duration) bool {
+	return C.mk_await(d.dev, C.uint64_t(value), C.uint64_t(limit.Milliseconds())) != 0
+}
+
+func (d *metalDevice) Answer(value uint64) { C.mk_answer(d.dev, C.uint64_t(value)) }
 
 // save keeps what was compiled; without it the next start compiles again. The file
 // is put in its place whole.

@@ -20,6 +20,11 @@ type lowerer struct {
 	used    []*compute.Buffer // that the list touches
 	seen    map[*compute.Buffer]bool
 
+	split   *splitter         // nil: the CPU takes part in nothing
+	share   bool              // the CPU takes part in this program
+	work    []compute.Program // of the CPU: the n-th between marks 2n and 2n+1 of the list
+	meeting *meeting          // the last one, until the mark that ends it
+
 	fixed         []bool  // by bind: a weight
 	keys          []Key   // by dispatch: the choice that made it; none: there was none
 	groups        []group // of ops, and what they became
@@ -28,11 +33,12 @@ type lowerer struct {
 	ranks         [2]scratch // A x of the adapters of a Linear
 	ups           scratch    // up values of a gated Linear whose matrices differ
 	experts       scratch    // rows grouped by expert
+	floats        scratch    // what the CPU reads and writes as float32
 	err           error
 }
 
 func (l *lowerer) memories() []*scratch {
-	return []*scratch{&l.parts, &l.ranks[0], &l.ranks[1], &l.ups, &l.experts}
+	return []*scratch{&l.parts, &l.ranks[0], &l.ranks[1], &l.ups, &l.experts, &l.floats}
 }
 
 func (l *lowerer) close() {
@@ -55,18 +61,21 @@ func (l *lowerer) program(p *compute.Program) error {
 	}
 	clear(l.seen)
 	l.fixed, l.keys, l.groups = l.fixed[:0], l.keys[:0], l.groups[:0]
+	l.list.Marks, l.work, l.meeting = l.list.Marks[:0], l.work[:0], nil
+	l.share = l.split.shares(p)
 	for _, s := range l.memories() {
 		s.trim(l.dev)
 	}
 	for i := 0; i < len(p.Ops); {
-		first := len(l.list.Dispatches)
+		first, work := len(l.list.Dispatches), len(l.work)
 		n, err := l.op(p.Ops[i:])
 		if err = errors.Join(err, l.err); err != nil {
 			return fmt.Errorf("op %d %T: %w", i, p.Ops[i], err)
 		}
-		l.groups = append(l.groups, group{i, n, first, len(l.list.Dispatches)})
+		l.groups = append(l.groups, group{i, n, first, len(l.list.Dispatches), len(l.work) > work})
 		i += n
 	}
+	l.meet()
 	return nil
 }
 
@@ -201,6 +210,9 @@ func add[T any](l *lowerer, d dispatch, args T, binds ...bind) error {
 	if x.Pipeline, err = l.pipes.get(v); err != nil {
 		return err
 	}
+	if l.meeting.concerns(binds) {
+		l.meet()
+	}
 	for _, b := range binds {
 		l.list.Binds = append(l.list.Binds, b.Bind)
 		l.fixed = append(l.fixed, b.Len > 0 && !b.reads && !b.writes)
@@ -229,8 +241,8 @@ func add[T any](l *lowerer, d dispatch, args T, binds ...bind) error {
 	return nil
 }
 
-// upValues labels work memory that is seen as a buffer: the lowerer owns it.
-const upValues = "up values"
+// workMemory labels work memory that is seen as a buffer: the lowerer owns it.
+const workMemory = "work memory"
 
 // maxShared is the threadgroup memory of every Apple GPU.
 const maxShared = 32768
@@ -265,7 +277,7 @@ func (l *lowerer) buffer(buf *compute.Buffer, off, n int) bind {
 		}
 		return bind{}
 	}
-	if !l.seen[buf] && buf.Label != upValues {
+	if !l.seen[buf] && buf.Label != workMemory {
 		l.seen[buf] = true
 		l.used = append(l.used, buf)
 	}

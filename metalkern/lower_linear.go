@@ -163,11 +163,18 @@ func (l *lowerer) linear(ops []compute.Op) error {
 		return nil
 	}
 	prefill := min(max(o.Prefill, 0), n)
+	prompt, done, err := l.handOver(ops, prefill) // the CPU begins
+	if err != nil {
+		return err
+	}
 	relaxed := l.options.Relaxed && 8 < prefill && prefill <= rowsOfTile
 	if err := l.linearPart(ops, 0, prefill, relaxed); err != nil {
 		return err
 	}
-	return l.linearPart(ops, prefill, n, true)
+	if err := l.linearPart(prompt, prefill, n, true); err != nil {
+		return err
+	}
+	return done()
 }
 
 // linearPart serves rows [lo, hi).
@@ -248,7 +255,7 @@ func (l *lowerer) upFirst(o compute.Linear, lo, hi int, tiled bool) (Memory, err
 	if err != nil {
 		return m, err
 	}
-	buf := compute.NewBuffer(upValues, m.Bytes, m, nil)
+	buf := compute.NewBuffer(workMemory, m.Bytes, m, nil)
 	up := compute.Linear{X: o.X.Slice(lo, hi), W: o.Up, Bias: o.UpBias, Adapter: o.UpAdapter, Scale: 1, Out: buf.Of(layout.F32, 0, hi-lo, o.Up.Rows)}
 	return m, l.linearPart([]compute.Op{up}, 0, hi-lo, tiled)
 }
@@ -296,7 +303,7 @@ func (l *lowerer) moeLinear(o compute.MoELinear) error {
 		if err != nil {
 			return err
 		}
-		buf := compute.NewBuffer(upValues, m.Bytes, m, nil)
+		buf := compute.NewBuffer(workMemory, m.Bytes, m, nil)
 		up := compute.MoELinear{X: o.X, IDs: o.IDs, W: o.Up, Bias: o.UpBias, Out: buf.Of(layout.F32, 0, pairs, o.Up.Rows)}
 		if err := l.moeLinear(up); err != nil {
 			return err

@@ -57,6 +57,13 @@ var hostFaults = []hostFault{
 	{10, "no barrier before reading what was written", "lower.go", "chain", "overlaps(l.writes, s) && b.Len > 0 || b.writes && overlaps(l.reads, s)", "b.writes && overlaps(l.reads, s)"},
 	{11, "no barrier before writing what was read", "lower.go", "chain", "overlaps(l.writes, s) && b.Len > 0 || b.writes && overlaps(l.reads, s)", "overlaps(l.writes, s) && b.Len > 0"},
 	{12, "a grid too small", "lower_linear.go", "rows", "groups += ceil(p.W.Rows, t.wide())", "groups += p.W.Rows / t.wide()"},
+	{18, "the CPU is not told", "split.go", "shared", "l.list.Marks = append(l.list.Marks, Mark{At: u32(len(l.list.Dispatches)), Value: uint64(len(l.work))})", "_ = Mark{}"},
+	{19, "nothing waits for the CPU", "split.go", "shared", "(b.reads || b.writes) && overlaps(m.writes, s) ||", ""},
+	{20, "what the CPU reads is written too early", "split.go", "shared", " || b.writes && overlaps(m.reads, s)", ""},
+	{21, "the CPU's weights are off by a row", "split.go", "shared", "whole.RowRange(cut, whole.Rows)", "whole.RowRange(cut-1, whole.Rows-1)"},
+	{22, "the CPU's results are off by a column", "split.go", "shared", "columns(o.Out, part.lo, part.hi)", "columns(o.Out, max(part.lo-1, 0), max(part.lo-1, 0)+part.hi-part.lo)"},
+	{23, "the CPU begins too early", "split.go", "shared", "Mark{At: u32(len(l.list.Dispatches)), Value: uint64(len(l.work))}", "Mark{Value: uint64(len(l.work))}"},
+	{24, "the CPU's rows are those of answers", "split.go", "shared", "cpu.Out.Slice(prefill, x.Rows)", "cpu.Out.Slice(0, x.Rows-prefill)"},
 	{13, "scales and biases swapped", "lower.go", "rows", "at(h.weight), at(h.scales), at(h.biases)", "at(h.weight), at(h.biases), at(h.scales)"},
 }
 
@@ -66,7 +73,7 @@ var hostFaults = []hostFault{
 // function that not all lanes reach, the wrong group of a quantized weight, two
 // barriers between dispatches, a grid, swapped buffers. 14 to 17 came later: the
 // wrong kind of barrier, memory out of bounds, a result that depends on the order of
-// lanes, threadgroup memory that nobody wrote.
+// lanes, threadgroup memory that nobody wrote; 18 to 24 with the CPU's part in prompts.
 func TestFaultsAreAll(t *testing.T) {
 	planted := map[int]bool{}
 	for _, f := range faults {
@@ -75,7 +82,7 @@ func TestFaultsAreAll(t *testing.T) {
 	for _, f := range hostFaults {
 		planted[f.number] = true
 	}
-	for n := 1; n <= 13+4; n++ {
+	for n := 1; n <= 13+4+7; n++ {
 		if !planted[n] {
 			t.Errorf("fault %d is not planted", n)
 		}
@@ -156,6 +163,7 @@ import (
 	"fmt"
 	"os"
 
+	"sparkbar/engine/compute"
 	"sparkbar/metalkern"
 	"sparkbar/metalkern/metaltest"
 )
@@ -165,12 +173,15 @@ func main() {
 	if err != nil {
 		panic(err)
 	}
-	for _, o := range []metaltest.Order{{}, {Kind: metaltest.Shuffled, Seed: 5}} {
+	for _, o := range []metaltest.Order{{}, {Kind: metaltest.Reverse}, {Kind: metaltest.Shuffled, Seed: 5}} {
 		d, err := metaltest.NewDevice(sources, metaltest.Build{Checked: true}, o)
 		if err != nil {
 			panic(err)
 		}
-		b := metalkern.New(d, metalkern.Options{})
+		split := &metalkern.Split{Open: func() (compute.Backend, error) { return compute.NewReference(), nil }}
+		b := metalkern.New(d, metalkern.Options{Split: split})
+		share := 0.4
+		b.(interface{ SetPromptSplit(*float64) }).SetPromptSplit(&share)
 		for _, x := range metalkern.Drills {
 			if x.Name != os.Args[1] {
 				continue
@@ -233,7 +244,7 @@ func TestHostFaults(t *testing.T) {
 		t.Fatal(err)
 		return "", 0
 	}
-	for _, drill := range []string{"chain", "rows"} {
+	for _, drill := range []string{"chain", "rows", "shared"} {
 		if out, code := probe(t, drill, nil); code != 0 || !strings.Contains(out, "agrees") {
 			t.Fatalf("drill %s without a fault ends with %d: %s", drill, code, out)
 		}

@@ -2,7 +2,10 @@ package metalkern
 
 import (
 	"errors"
+	"slices"
 	"time"
+
+	"sparkbar/engine/compute"
 )
 
 // period is how long one command buffer may keep the GPU: the display and other
@@ -27,22 +30,40 @@ func (l *List) work() (sum float64) {
 	return sum
 }
 
+// part is a stretch of a list, and what the CPU does in it.
+type part struct {
+	List
+	work []compute.Program
+}
+
 // cut returns the list in parts of about the same work, each of which should end
-// within the period.
-func (p *pace) cut(l *List) []List {
+// within the period. It is not cut where the CPU works on it.
+func (p *pace) cut(l *List, work []compute.Program) []part {
 	sum := l.work()
 	parts := int(sum*p.perWork/period.Seconds()*1.25) + 1 // a quarter to spare
 	if parts == 1 {
-		return []List{*l}
+		return []part{{*l, work}}
 	}
-	var all []List
-	first, done := 0, 0.0
+	var all []part
+	first, met, done := 0, 0, 0.0 // dispatches and meetings of the parts so far
 	for i, d := range l.Dispatches {
-		if done += d.work(); i == len(l.Dispatches)-1 || done >= sum*float64(len(all)+1)/float64(parts) {
-			part := *l
-			part.Dispatches = l.Dispatches[first : i+1]
-			all, first = append(all, part), i+1
+		done += d.work()
+		last := i == len(l.Dispatches)-1
+		if !last && done < sum*float64(len(all)+1)/float64(parts) {
+			continue
 		}
+		n := met // meetings before the cut
+		for ; n < len(work) && (last || int(l.Marks[2*n+1].At) <= i+1); n++ {
+		}
+		if n < len(work) && !last && int(l.Marks[2*n].At) <= i {
+			continue
+		}
+		x := part{*l, work[met:n]}
+		x.Dispatches, x.Marks = l.Dispatches[first:i+1], slices.Clone(l.Marks[2*met:2*n])
+		for m := range x.Marks {
+			x.Marks[m].At -= uint32(first)
+		}
+		all, first, met = append(all, x), i+1, n
 	}
 	return all
 }
@@ -67,11 +88,11 @@ type fences struct {
 	parts []Fence
 }
 
-// submit starts a list, in parts if it is long.
-func (b *backend) submit(l *List) (Fence, error) {
+// submit starts a list and the CPU's work of it, in parts if it is long.
+func (b *backend) submit(l *List, work []compute.Program, stop *compute.Stop) (Fence, error) {
 	f := &fences{pace: &b.pace, work: l.work()}
-	for _, part := range b.pace.cut(l) {
-		x, err := b.dev.Submit(&part)
+	for _, part := range b.pace.cut(l, work) {
+		x, err := b.launch(&part.List, part.work, stop)
 		if err != nil {
 			_, werr := f.Wait(patience) // what was started must end before its memory goes
 			return nil, errors.Join(err, werr)
@@ -85,7 +106,9 @@ func (b *backend) submit(l *List) (Fence, error) {
 func (f *fences) Wait(limit time.Duration) (took time.Duration, err error) {
 	for _, x := range f.parts {
 		t, e := x.Wait(limit)
-		took, err = took+t, errors.Join(err, e)
+		if took += t; err == nil || !errors.Is(e, compute.ErrStopped) {
+			err = errors.Join(err, e)
+		}
 		if errors.Is(e, ErrHung) {
 			return took, err
 		}

@@ -161,6 +161,17 @@ var Drills = []Drill{
 			compute.Linear{X: h, Prefill: 3, W: d.affine(0, 40, 64), Scale: 1, Out: d.out(3, 40)},
 			compute.Unary{X: d.floats(3, 64), Out: h, V: 1}) // not before h was read
 	}},
+	{"shared", "linear.metal", func(d *desk) { // what a CPU that takes part makes is needed, and what it reads is written anew
+		x, g := d.floats(20, 64), d.view(layout.F32, 20, 160)
+		y, h := d.floats(20, 64), d.view(layout.F32, 20, 160)
+		d.outs = append(d.outs, g)
+		d.p.Add(compute.Unary{X: y, Out: x, V: 1},
+			compute.Linear{X: x, Prefill: 2, W: d.affine(0, 160, 64), Up: d.affine(0, 160, 64), Act: compute.ActSwiGLU, Scale: 0.01, Bias: d.floats(1, 160), Out: g},
+			compute.Unary{X: y, Out: x, V: 3}, // not before x was read
+			compute.Linear{X: g, Prefill: 2, W: d.affine(0, 160, 160), Scale: 0.01, Residual: g, Out: h},
+			compute.Linear{X: x, Prefill: 2, W: d.affine(0, 40, 64), Scale: 1, Out: d.out(20, 40)},
+			compute.CopyRows{Src: h, Dst: d.out(20, 160)})
+	}},
 	{"norms and turns", "rows.metal", func(d *desk) {
 		x, q, k := d.floats(3, 300), d.floats(3, 64), d.floats(3, 32)
 		pos, freq := d.ints(1, 0, 7, 900), d.floats(1, 12)

@@ -84,6 +84,7 @@ func (r *rehearsal) saw(m layout.Matrix) {
 // group is a run of ops that are lowered together, and their dispatches.
 type group struct {
 	ops, n, first, end int
+	shared             bool // the CPU makes a part of it
 }
 
 // signature names what a group asks of the device: pipelines, variants, sizes of
@@ -94,6 +95,9 @@ func (l *lowerer) signature(g group) uint64 {
 	add := func(v uint64) {
 		binary.LittleEndian.PutUint64(word[:], v)
 		h.Write(word[:])
+	}
+	if g.shared {
+		add(1)
 	}
 	for i, d := range l.list.Dispatches[g.first:g.end] {
 		add(l.pipes.hashes[d.Pipeline])
@@ -158,6 +162,22 @@ func (l *lowerer) author(i int) (Key, string) {
 	return Key{l.pipes.names[id], [8]uint32{6: uint32(h >> 32), 7: uint32(h)}}, ""
 }
 
+// open reads the book, once all weights of the model are known.
+func (r *rehearsal) open(b *backend) error {
+	if r.book != nil {
+		return nil
+	}
+	sources, err := sourcesSum()
+	if err != nil {
+		return err
+	}
+	r.book = openBook(r.o, r.shape(sources, b.options), sources)
+	if r.book.kept {
+		r.book.read()
+	}
+	return nil
+}
+
 // run runs a program group by group and tries what was not tried before.
 func (r *rehearsal) run(b *backend, p *compute.Program, stop *compute.Stop) (err error) {
 	for i := range b.ring {
@@ -166,13 +186,8 @@ func (r *rehearsal) run(b *backend, p *compute.Program, stop *compute.Stop) (err
 	if b.lost != nil {
 		return b.lost
 	}
-	if r.book == nil {
-		sources, err := sourcesSum()
-		if err != nil {
-			return err
-		}
-		shape := r.shape(sources, b.options)
-		r.book = openBook(r.o, shape, sources)
+	if err := r.open(b); err != nil {
+		return err
 	}
 	unlock := r.book.lock()
 	defer unlock()
@@ -201,7 +216,7 @@ func (r *rehearsal) run(b *backend, p *compute.Program, stop *compute.Stop) (err
 			return compute.ErrStopped
 		}
 		ops := p.Ops[g.ops : g.ops+g.n]
-		if err := r.try(b, l, ops); err != nil {
+		if err := r.try(b, l, p.Label, ops); err != nil {
 			return err
 		}
 	}
@@ -226,24 +241,48 @@ const mostTries = 64
 // trying is the trial of one group.
 type trying struct {
 	*rehearsal
-	b    *backend
-	l    *lowerer
-	ops  []compute.Op
-	twin *twin
+	b     *backend
+	l     *lowerer
+	label string // of the program
+	ops   []compute.Op
+	twin  *twin
 }
 
-// try runs the ops of one group, which may be new. Then it first looks for a
-// combination of variants that agrees with the judge; after that what differs from it
-// in one variant tells of that variant alone.
-func (r *rehearsal) try(b *backend, l *lowerer, ops []compute.Op) error {
-	t := &trying{rehearsal: r, b: b, l: l, ops: ops}
+// try runs the ops of one group, which may be new. Where the CPU has a part of it and
+// it does not work, the GPU does it alone from then on.
+func (r *rehearsal) try(b *backend, l *lowerer, label string, ops []compute.Op) error {
+	t := &trying{rehearsal: r, b: b, l: l, label: label, ops: ops}
 	keys, err := t.lower(ops)
 	if err != nil || len(l.list.Dispatches) == 0 {
 		return err
 	}
+	shared := len(l.work) > 0
+	why := t.try(keys)
+	if t.twin != nil {
+		defer t.twin.close()
+	}
+	if why == nil || !shared || b.lost != nil {
+		return why
+	}
+	if t.twin != nil {
+		t.twin.restore()
+	}
+	b.split.fail(why)
+	if err := r.try(b, l, label, ops); err != nil {
+		return err // it was not the CPU's part
+	}
+	r.blame(&culprit{key: splitKey, error: why})
+	return nil
+}
+
+// try first looks for a combination of variants that agrees with the judge; after that
+// what differs from it in one variant tells of that variant alone.
+func (t *trying) try(keys []Key) (err error) {
+	r, b, l, ops := t.rehearsal, t.b, t.l, t.ops
+	shared := len(l.work) > 0 // then it may be the CPU's fault
 	sig := l.signature(l.groups[0])
 	if r.tried(l, l.groups[0]) {
-		_, err := t.run(&l.list)
+		_, err := t.run(&l.list, l.work)
 		return err
 	}
 	whole := Key{Kernel: l.pipes.names[l.list.Dispatches[0].Pipeline]} // all of it, where nothing is known of its parts
@@ -258,10 +297,9 @@ func (r *rehearsal) try(b *backend, l *lowerer, ops []compute.Op) error {
 	if t.twin, err = r.twin(ops); err != nil {
 		return err
 	}
-	defer t.twin.close()
 	if keys, err = t.anyGood(); err != nil {
 		var c *culprit
-		if b.lost == nil && !errors.As(err, &c) {
+		if b.lost == nil && !shared && !errors.As(err, &c) {
 			r.blame(&culprit{key: whole, name: name, error: err})
 		}
 		return err
@@ -290,11 +328,20 @@ func (r *rehearsal) try(b *backend, l *lowerer, ops []compute.Op) error {
 	}
 	// as it will run from now on: in one list
 	t.twin.restore()
-	if _, err := t.run(&l.list); err != nil {
+	if shared {
+		r.book.trying(splitKey, "")
+	}
+	_, err = t.run(&l.list, l.work)
+	if shared && b.lost == nil {
+		r.book.tried()
+	}
+	if err != nil {
 		return err
 	}
 	if err := t.twin.compare(); err != nil {
-		r.blame(&culprit{key: whole, name: name, error: err})
+		if !shared {
+			r.blame(&culprit{key: whole, name: name, error: err})
+		}
 		return &unfitError{"the kernel " + whole.Kernel, err}
 	}
 	r.book.prove(l.signature(l.groups[0]))
@@ -304,13 +351,13 @@ func (r *rehearsal) try(b *backend, l *lowerer, ops []compute.Op) error {
 // lower lowers ops as the choices are now, and returns the keys that were asked for.
 func (t *trying) lower(ops []compute.Op) ([]Key, error) {
 	t.b.choices.asked = t.b.choices.asked[:0]
-	err := t.l.program(&compute.Program{Ops: ops})
+	err := t.l.program(&compute.Program{Label: t.label, Ops: ops})
 	return slices.Clone(t.b.choices.asked), err
 }
 
 // run runs a list to its end.
-func (t *trying) run(list *List) (time.Duration, error) {
-	fence, err := t.b.dev.Submit(list)
+func (t *trying) run(list *List, work []compute.Program) (time.Duration, error) {
+	fence, err := t.b.launch(list, work, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -330,7 +377,13 @@ func (t *trying) attempt() ([]Key, error) {
 		return keys, err
 	}
 	t.twin.restore()
+	made := 0 // of the CPU's work
 	for i, d := range t.l.list.Dispatches {
+		for ; made < len(t.l.work) && int(t.l.list.Marks[2*made].At) == i; made++ {
+			if err := compute.Run(t.b.split.cpu, &t.l.work[made], nil); err != nil {
+				return keys, err
+			}
+		}
 		k, name := t.l.author(i)
 		if f := t.book.banned(k, name); f != nil {
 			return keys, &culprit{key: k, name: name, known: true, error: t.book.known(f)}
@@ -339,7 +392,7 @@ func (t *trying) attempt() ([]Key, error) {
 			return keys, &culprit{key: k, name: name, error: err}
 		}
 		t.book.trying(k, name)
-		_, err := t.run(&List{Dispatches: t.l.list.Dispatches[i : i+1], Binds: t.l.list.Binds, Args: t.l.list.Args})
+		_, err := t.run(&List{Dispatches: t.l.list.Dispatches[i : i+1], Binds: t.l.list.Binds, Args: t.l.list.Args}, nil)
 		if t.b.lost == nil {
 			t.book.tried()
 		}
@@ -484,7 +537,9 @@ func (t *trying) settle(settled []Key, k Key) error {
 			if err != nil {
 				return err
 			}
-			one, err := t.run(&t.l.list)
+			alone := t.l.list // without the CPU
+			alone.Marks = nil
+			one, err := t.run(&alone, nil)
 			if err != nil {
 				t.blame(&culprit{key: k, name: list[i].Name, hard: true, error: err})
 				if t.b.lost != nil {

@@ -252,7 +252,7 @@ func TestTrials(t *testing.T) {
 	}
 	for name, text := range map[string]string{
 		"torn":            string(whole[:len(whole)/2]),
-		"of another form": strings.Replace(string(whole), `"format": 1`, `"format": 2`, 1),
+		"of another form": strings.Replace(string(whole), `"format": 2`, `"format": 1`, 1),
 		"of another GPU":  strings.Replace(string(whole), "a test", "b test", 1),
 		"changed by hand": strings.Replace(string(whole), `"proven": [`, `"proven": ["1", `, 1),
 		"with more in it": strings.Replace(string(whole), `"format"`, `"extra": 1, "format"`, 1),

@@ -75,6 +75,7 @@ func load(path string) (*library, error) {
 
 // Device is an emulated GPU.
 type Device struct {
+	*meetings
 	lib   *library
 	dev   unsafe.Pointer
 	pins  map[uint32]*runtime.Pinner
@@ -98,7 +99,7 @@ func NewDevice(sources []metalkern.Source, b Build, o Order) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Device{lib: lib, dev: C.emu_open(&lib.fn, C.int(o.Kind), C.uint64_t(o.Seed)), pins: map[uint32]*runtime.Pinner{}, pipes: map[uint32]string{}}, nil
+	return &Device{meetings: newMeetings(o), lib: lib, dev: C.emu_open(&lib.fn, C.int(o.Kind), C.uint64_t(o.Seed)), pins: map[uint32]*runtime.Pinner{}, pipes: map[uint32]string{}}, nil
 }
 
 // Name says that this is no GPU.
@@ -153,18 +154,37 @@ func (d *Device) Pipeline(kernel string, constants []metalkern.Constant) (uint32
 	return id, nil
 }
 
-// Submit runs the list to its end.
+// Submit runs the list to its end, the CPU's part of it between two marks.
 func (d *Device) Submit(l *metalkern.List) (metalkern.Fence, error) {
-	if len(l.Dispatches) == 0 {
-		return fence{}, nil
+	began := time.Now()
+	at := 0
+	for _, m := range l.Marks {
+		if err := d.run(l, at, int(m.At)); err != nil {
+			return fence{err: err}, nil
+		}
+		at = int(m.At)
+		if !d.meet(m) {
+			return fence{err: metalkern.ErrHung}, nil
+		}
+	}
+	if err := d.run(l, at, len(l.Dispatches)); err != nil {
+		return fence{err: err}, nil
+	}
+	d.ended()
+	return fence{took: time.Since(began)}, nil
+}
+
+// run runs dispatches [from, to).
+func (d *Device) run(l *metalkern.List, from, to int) error {
+	if from >= to {
+		return nil
 	}
 	var msg [2048]C.char
-	began := time.Now()
-	if C.emu_run(&d.lib.fn, d.dev, unsafe.Pointer(&l.Dispatches[0]), C.int(len(l.Dispatches)), unsafe.Pointer(unsafe.SliceData(l.Binds)),
+	if C.emu_run(&d.lib.fn, d.dev, unsafe.Pointer(&l.Dispatches[from]), C.int(to-from), unsafe.Pointer(unsafe.SliceData(l.Binds)),
 		unsafe.Pointer(unsafe.SliceData(l.Args)), &msg[0], C.int(len(msg))) != 0 {
-		return fence{err: errors.New(C.GoString(&msg[0]))}, nil
+		return errors.New(C.GoString(&msg[0]))
 	}
-	return fence{took: time.Since(began)}, nil
+	return nil
 }
 
 type fence struct {

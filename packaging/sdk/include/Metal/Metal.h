@@ -61,9 +61,11 @@ enum { MTLPipelineOptionNone = 0, MTLPipelineOptionFailOnBinaryArchiveMiss = 4 }
 @end
 @protocol MTLSharedEvent <NSObject> // mtlsharedevent
 - (BOOL)waitUntilSignaledValue:(uint64_t)value timeoutMS:(uint64_t)milliseconds; // macOS 12
+- (void)setSignaledValue:(uint64_t)value;
 @end
 @protocol MTLCommandBuffer <NSObject> // mtlcommandbuffer
 - (void)encodeSignalEvent:(id<MTLSharedEvent>)event value:(uint64_t)value;
+- (void)encodeWaitForEvent:(id<MTLSharedEvent>)event value:(uint64_t)value;
 - (id<MTLComputeCommandEncoder>)computeCommandEncoderWithDispatchType:(MTLDispatchType)type;
 - (void)commit;
 - (void)waitUntilCompleted;
