@@ -49,6 +49,11 @@ func (a *acceptance) of(all acceptance) float64 {
 // drafts of some and none at all. Nil, as at first: each keeps its own cap.
 func (r *Runner) SetCosts(c *calibrate.Costs) { r.costs = c }
 
+// pinned reports whether the job's seed promises the same tokens again.
+func (g *generation) pinned() bool {
+	return g.j.Params.Seed != nil && !g.sampler.Greedy() && g.j.Controller == nil
+}
+
 // budget says how many drafts each of the jobs may have in the coming step, below
 // 0 as many as it wants. A job that is alone is left to its own cap and
 // controller; so are the drafts of one whose seed promises the same tokens again,
@@ -62,9 +67,6 @@ func (r *Runner) budget(jobs []*generation) []int {
 		return out
 	}
 	streams := make([]calibrate.Stream, len(jobs))
-	pinned := func(g *generation) bool {
-		return g.j.Params.Seed != nil && !g.sampler.Greedy() && g.j.Controller == nil
-	}
 	var able []int // could draft
 	for i, g := range jobs {
 		s := calibrate.Stream{P: g.drafted.of(r.drafted), Most: min(g.cap(), g.room())}
@@ -73,7 +75,7 @@ func (r *Runner) budget(jobs []*generation) []int {
 		} else if s.Most > 0 {
 			able = append(able, i)
 		}
-		if pinned(g) {
+		if g.pinned() {
 			s.Least = s.Most
 		}
 		streams[i] = s
@@ -88,7 +90,7 @@ func (r *Runner) budget(jobs []*generation) []int {
 		counts[i] = min(probeCap, streams[i].Most)
 	}
 	for i, g := range jobs {
-		if !pinned(g) {
+		if !g.pinned() {
 			out[i] = counts[i]
 		}
 	}

@@ -261,7 +261,7 @@ func (g *generation) propose(budget int) (err error) {
 		if err := g.catchUp(); err != nil {
 			return err
 		}
-		g.prop, err = g.drafts.Propose(draft.Request{Pending: pending, Cap: n, Threshold: j.Threshold, Sampler: g.sampler, Temperature: j.Params.Temperature, Rand: g.rand, Stop: &g.stop})
+		g.prop, err = g.drafts.Propose(draft.Request{Pending: pending, Cap: n, Threshold: j.Threshold, Sampler: g.sampler, Temperature: j.Params.Temperature, Rand: g.rand, Whole: g.pinned(), Stop: &g.stop})
 		if err != nil {
 			return err
 		}

@@ -53,7 +53,10 @@ type Request struct {
 	Sampler     *sample.Sampler
 	Temperature float64
 	Rand        sample.Source
-	Stop        *compute.Stop
+	// Whole drafts from the whole vocabulary in any case (see Host.Frequent): what is
+	// drawn must not depend on how much of the text this context has seen.
+	Whole bool
+	Stop  *compute.Stop
 }
 
 // Proposal is a drafted block.
@@ -81,6 +84,12 @@ type Host struct {
 	// below 2 counts as 2, 0 keeps the stored precision. What is stored quantized
 	// stays as it is. It changes how many drafts are accepted, never the output.
 	Bits int
+	// Frequent limits the drafts of a DSpark head to ids below it, as long as the text
+	// has few others; 0 = none. Tokenizers number their tokens by how frequent they
+	// are, and most of a small head's time goes into the rows of a large vocabulary
+	// (FR-Spec: Frequency-Ranked Speculative Sampling). It changes which drafts are
+	// made, never the output.
+	Frequent int
 	// Tokens is how many ids the tokenizer that target and draft model share can
 	// produce; 0 = unknown. A draft model may then have a table padded to another
 	// size than the target's.

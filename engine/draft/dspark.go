@@ -26,11 +26,26 @@ type DSpark struct {
 	embedScale float32
 	out        *compute.Weight
 	w1, w2     *compute.Weight // Markov head
+	frequent   vocabulary      // of Host.Frequent ids; none without
 	conf       arch.Linear
 	d2t        compute.View // I32 offsets of a reduced vocabulary
 	d2tIDs     []int32      // target id of each draft id
 	slots      compute.View // log-SNR addend of each slot
 }
+
+// vocabulary is what makes logits of draft ids: the head, and the Markov head's
+// addend.
+type vocabulary struct {
+	ids     int
+	out, w2 *compute.Weight
+}
+
+// rareTokens is the share of a text's tokens outside the frequent ones from which
+// on all are drafted from, rareMemory how many tokens it is an average of.
+const (
+	rareTokens = 0.25
+	rareMemory = 32
+)
 
 // OpenDSpark loads a DSpark head for the host's model. Loading is strict: a
 // missing or unknown tensor is an error, since a partly loaded head would run
@@ -118,10 +133,40 @@ func (d *DSpark) build(ck *checkpoint.Checkpoint) error {
 		fc1 = l.Linear("log_snr_embed.fc1", c.hidden, snrFeatures, true)
 		fc2 = l.Linear("log_snr_embed.fc2", c.hidden, c.hidden, true)
 	}
-	if err := d.ready(specs); err != nil || !c.logSNR {
+	if err := d.ready(specs); err != nil {
 		return err
 	}
+	if n := d.host.Frequent; n > 0 && n < c.draftVocab && c.draftVocab == c.vocab {
+		if err := d.shorten(n); err != nil {
+			return err
+		}
+	}
+	if !c.logSNR {
+		return nil
+	}
 	return d.conditionSlots(fc1, fc2)
+}
+
+// shorten loads the heads of the first n ids once more, by themselves.
+func (d *DSpark) shorten(n int) (err error) {
+	v := &d.frequent
+	b := d.host.Backend
+	if v.out, err = b.Load(d.out.RowRange(0, n)); err == nil && d.w2 != nil {
+		v.w2, err = b.Load(d.w2.RowRange(0, n))
+	}
+	v.ids = n
+	return err
+}
+
+// Close implements Drafter.
+func (d *DSpark) Close() {
+	for _, w := range []*compute.Weight{d.frequent.out, d.frequent.w2} {
+		if w != nil {
+			d.host.Backend.Unload(w)
+		}
+	}
+	d.frequent = vocabulary{}
+	d.head.Close()
 }
 
 func (d *DSpark) layer(p string, norm func(string, int) compute.View) layer {
@@ -251,12 +296,33 @@ func (d *DSpark) NewContext(from *cache.Seq) (Context, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &dsparkContext{x, d}, nil
+	return &dsparkContext{headContext: x, d: d}, nil
 }
 
 type dsparkContext struct {
 	headContext
-	d *DSpark
+	d    *DSpark
+	rare float64 // share of tokens outside d.frequent
+}
+
+// Observe implements Context.
+func (x *dsparkContext) Observe(tokens []int32, fused compute.View, stop *compute.Stop) error {
+	for _, id := range tokens {
+		rare := 0.0
+		if int(id) >= x.d.frequent.ids {
+			rare = 1
+		}
+		x.rare += (rare - x.rare) / rareMemory
+	}
+	return x.headContext.Observe(tokens, fused, stop)
+}
+
+// vocabulary is what the coming block is drafted from.
+func (x *dsparkContext) vocabulary(whole bool) vocabulary {
+	if d := x.d; whole || d.frequent.ids == 0 || x.rare >= rareTokens {
+		return vocabulary{d.c.draftVocab, d.out, d.w2}
+	}
+	return x.d.frequent
 }
 
 // Propose implements Context.
@@ -278,11 +344,12 @@ func (x *dsparkContext) Propose(r Request) (Proposal, error) {
 		return Proposal{}, err
 	}
 	h := d.run(f, d.slotRows(f)).Slice(c.start, c.start+n)
-	z := d.logits(f, h, d.out, c.softcap).Columns(0, c.draftVocab) // a borrowed head may be padded
+	v := x.vocabulary(r.Whole)
+	z := d.logits(f, h, v.out, c.softcap).Columns(0, v.ids) // a borrowed head may be padded
 	if r.Sampler.Greedy() {
-		return x.greedy(f, h, z, r)
+		return x.greedy(f, h, z, v, r)
 	}
-	return x.sampled(f, h, z, r)
+	return x.sampled(f, h, z, v, r)
 }
 
 // slotRows embeds the block.
@@ -296,7 +363,7 @@ func (d *DSpark) slotRows(f *arch.Forward) compute.View {
 
 // greedy finishes the block on the device: token ids never leave it before the
 // end of the program.
-func (x *dsparkContext) greedy(f *arch.Forward, h, z compute.View, r Request) (Proposal, error) {
+func (x *dsparkContext) greedy(f *arch.Forward, h, z compute.View, v vocabulary, r Request) (Proposal, error) {
 	d, n := x.d, z.Rows
 	// chain[0] is the pending token, chain[i+1] the draft of slot i.
 	chain, err := d.params.Ints(1, append([]int32{r.Pending}, make([]int32, n)...))
@@ -305,7 +372,7 @@ func (x *dsparkContext) greedy(f *arch.Forward, h, z compute.View, r Request) (P
 	}
 	for i := range n {
 		zi, out := z.Slice(i, i+1), chain.Columns(i+1, i+2)
-		d.markov(f, chain.Columns(i, i+1), zi)
+		d.markov(f, v, chain.Columns(i, i+1), zi)
 		f.P.Add(compute.Argmax{X: zi, Out: out})
 		if d.d2t.Given() {
 			f.P.Add(compute.MapIDs{IDs: out, Offset: d.d2t, Out: out})
@@ -319,7 +386,7 @@ func (x *dsparkContext) greedy(f *arch.Forward, h, z compute.View, r Request) (P
 }
 
 // sampled draws slot by slot on the host, since each draw feeds the next.
-func (x *dsparkContext) sampled(f *arch.Forward, h, z compute.View, r Request) (Proposal, error) {
+func (x *dsparkContext) sampled(f *arch.Forward, h, z compute.View, v vocabulary, r Request) (Proposal, error) {
 	d, n := x.d, z.Rows
 	x.grow(n)
 	chain := []int32{r.Pending}
@@ -328,7 +395,7 @@ func (x *dsparkContext) sampled(f *arch.Forward, h, z compute.View, r Request) (
 		if err != nil {
 			return Proposal{}, err
 		}
-		d.markov(f, prev, z.Slice(i, i+1))
+		d.markov(f, v, prev, z.Slice(i, i+1))
 		if err := compute.Run(d.host.Backend, f.P, r.Stop); err != nil {
 			return Proposal{}, err
 		}
@@ -360,13 +427,13 @@ func (x *dsparkContext) sampled(f *arch.Forward, h, z compute.View, r Request) (
 }
 
 // markov adds W2 W1[prev] to the logits of one slot.
-func (d *DSpark) markov(f *arch.Forward, prev, z compute.View) {
+func (d *DSpark) markov(f *arch.Forward, v vocabulary, prev, z compute.View) {
 	if d.w1 == nil {
 		return
 	}
 	e := f.New(1, d.c.markov)
 	f.P.Add(compute.Embed{IDs: prev, W: d.w1, Scale: 1, Out: e},
-		compute.Linear{X: e, W: d.w2, Scale: 1, Residual: z, Out: z, Prefill: 1})
+		compute.Linear{X: e, W: v.w2, Scale: 1, Residual: z, Out: z, Prefill: 1})
 }
 
 // confident records sigmoid(w [h ; W1[prev]] + b) for every slot, if the request

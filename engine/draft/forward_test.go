@@ -312,7 +312,7 @@ func forwardDSpark(t *testing.T, r recording, d *DSpark) {
 	if r.has("step_logits") {
 		f.P.Reset(compute.LabelDraft)
 		for i := range n {
-			d.markov(f, prev.Columns(i, i+1), base.Slice(i, i+1))
+			d.markov(f, vocabulary{d.c.draftVocab, d.out, d.w2}, prev.Columns(i, i+1), base.Slice(i, i+1))
 		}
 		run(f)
 		r.compare("step_logits", rowsOf(base))

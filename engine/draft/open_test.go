@@ -310,3 +310,69 @@ func TestClassicChain(t *testing.T) {
 		}
 	}
 }
+
+// TestFrequent: with Host.Frequent a head drafts what it drafts otherwise wherever
+// that is a frequent id, goes back to all ids for a text of others, and to all at
+// once where it is told to.
+func TestFrequent(t *testing.T) {
+	for _, b := range backends(t) {
+		t.Run(b.Name(), func(t *testing.T) {
+			r := record(t, specDir+"/forward_dspark_deepspec.safetensors")
+			var target string
+			var prompt []int32
+			var pending int32
+			r.meta("target", &target)
+			r.meta("prompt_ids", &prompt)
+			r.meta("pending", &pending)
+			host := openHost(t, b, target)
+			whole := openDrafter(t, host, "dspark_deepspec").(*DSpark)
+			_, taps := targetForward(t, host, prompt, whole.Taps())
+			fused := device(t, b, taps)
+			propose := func(d *DSpark, tokens []int32, r Request) []int32 {
+				x, err := d.NewContext(nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer x.Close()
+				if err := x.Observe(tokens, fused, nil); err != nil {
+					t.Fatal(err)
+				}
+				r.Pending, r.Cap, r.Rand = pending, d.MaxDraft(), sample.NewRNG(3)
+				p, err := x.Propose(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return p.Tokens
+			}
+			greedy, warm := sample.NewSampler(sample.Params{}), sample.NewSampler(sample.Params{Temperature: 1})
+			common, rare := make([]int32, fused.Rows), slices.Repeat([]int32{int32(whole.c.vocab) - 1}, fused.Rows)
+			all := propose(whole, common, Request{Sampler: greedy})
+			for _, n := range []int{int(all[0]) + 1, int(all[0])} {
+				host.Frequent = n
+				d := openDrafter(t, host, "dspark_deepspec").(*DSpark)
+				some := propose(d, common, Request{Sampler: greedy})
+				i := 0
+				for i < len(all) && int(all[i]) < n {
+					i++
+				}
+				if !slices.Equal(some[:i], all[:i]) {
+					t.Errorf("%d ids: drafts %v, of all ids %v", n, some, all)
+				}
+				for _, s := range []*sample.Sampler{greedy, warm} {
+					for _, id := range propose(d, common, Request{Sampler: s}) {
+						if int(id) >= n {
+							t.Errorf("%d ids: drafts %d", n, id)
+						}
+					}
+					want := propose(whole, common, Request{Sampler: s})
+					if got := propose(d, rare, Request{Sampler: s}); !slices.Equal(got, want) {
+						t.Errorf("%d ids, a text of others: drafts %v, wants %v", n, got, want)
+					}
+					if got := propose(d, common, Request{Sampler: s, Whole: true}); !slices.Equal(got, want) {
+						t.Errorf("%d ids, the whole vocabulary asked for: drafts %v, wants %v", n, got, want)
+					}
+				}
+			}
+		})
+	}
+}
