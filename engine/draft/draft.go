@@ -95,3 +95,14 @@ type Host struct {
 	// size than the target's.
 	Tokens int
 }
+
+// Frequent is the number of ids that a head of a vocabulary does well to draft from
+// (see Host.Frequent): measured with SmolLM2's 49152, a sixth of them accepts 2 of
+// 100 drafts less and makes a draft in half the time. Small vocabularies are no
+// burden: 0.
+func Frequent(vocab int) int {
+	if vocab < 32768 {
+		return 0
+	}
+	return vocab / 6
+}
