@@ -296,7 +296,8 @@ func TestEveryAction(t *testing.T) {
 			lan := x.ctl.State().Server.LAN
 			x.click("lan", "")
 			x.until("the network is off", func() bool { return x.ctl.State().Server.LAN == "" })
-			if answerOf(lan+"/health", "") != 0 || answerOf(x.address()+"/health", "") != 200 {
+			x.until("the network's listener is closed", func() bool { return answerOf(lan+"/health", "") == 0 })
+			if answerOf(x.address()+"/health", "") != 200 {
 				t.Error("the wrong listener was closed")
 			}
 			x.until("the choice is kept", func() bool { return !strings.Contains(x.config(), "0.0.0.0") })

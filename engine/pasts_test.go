@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sparkbar/engine"
 	"sparkbar/engine/cache"
@@ -43,6 +44,10 @@ func start(t *testing.T, folder, version string, r engine.LoadRequest) *process 
 
 func (p *process) end() {
 	p.t.Helper()
+	// A slow disk has its time: the end does not wait for it for long.
+	for was := int64(-1); was != p.disk.Stats().Written; time.Sleep(200 * time.Millisecond) {
+		was = p.disk.Stats().Written
+	}
 	if err := p.Close(context.Background()); err != nil {
 		p.t.Fatal(err)
 	}

@@ -93,9 +93,9 @@ func TestAgents(t *testing.T) {
 				t.Fatal(err)
 			}
 			for prompt, want := range map[string]string{"greet me": "a scripted hello", "run it": "the command said sum=42"} {
-				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 				cmd := exec.CommandContext(ctx, programs[0], append(a.args, prompt)...)
-				cmd.WaitDelay = time.Second
+				cmd.WaitDelay = time.Minute
 				cmd.Dir = work
 				cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "SHELL=/bin/sh", "TERM=dumb", "DO_NOT_TRACK=1", "NO_PROXY=127.0.0.1,localhost", "no_proxy=127.0.0.1,localhost", "HTTP_PROXY=http://127.0.0.1:9", "HTTPS_PROXY=http://127.0.0.1:9"}
 				for _, v := range a.env {

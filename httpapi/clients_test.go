@@ -171,7 +171,7 @@ func runClient(t *testing.T, folder, script, base, part string, want map[string]
 	if filepath.Ext(script) == ".py" {
 		program = filepath.Join(folder, "python", "bin", "python")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // a hanging client ends with its output shown
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // a hanging client ends with its output shown
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, filepath.Join("testdata", "clients", "sdk", script), base, clientKey, part, folder)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "DO_NOT_TRACK=1", "DISABLE_TELEMETRY=1", "OTEL_SDK_DISABLED=true", "PYTHONDONTWRITEBYTECODE=1", "NO_PROXY=*"}

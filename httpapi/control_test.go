@@ -334,10 +334,10 @@ func TestRace(t *testing.T) {
 
 func TestRequestsRoute(t *testing.T) {
 	e := enginetest.New(enginetest.Say("x"))
-	e.Running = []engine.RequestInfo{{ID: "a", State: "running", Model: "m", PromptTokens: 3, Tokens: 2, Since: time.Now()}, {ID: "b", State: "queued"}}
+	e.Running = []engine.RequestInfo{{ID: "a", State: "running", Model: "m", PromptTokens: 3, Tokens: 2, Since: time.Now().Add(-90 * time.Minute)}, {ID: "b", State: "queued"}}
 	s := New(e, Options{})
 	w := call(s, "GET", "/admin/requests", "")
-	if w.Code != 200 || !strings.Contains(w.Body.String(), `{"id":"a","state":"running","model":"m","client":"","prompt_tokens":3,"tokens":2,"seconds":0}`) || !strings.Contains(w.Body.String(), `"id":"b","state":"queued","model":null`) {
+	if w.Code != 200 || !strings.Contains(w.Body.String(), `{"id":"a","state":"running","model":"m","client":"","prompt_tokens":3,"tokens":2,"seconds":54`) || !strings.Contains(w.Body.String(), `"id":"b","state":"queued","model":null`) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	if w := call(s, "POST", "/admin/requests/b/cancel", ""); w.Code != 200 || w.Body.String() != `{"cancelled":true,"id":"b"}` {

@@ -657,7 +657,8 @@ func TestFieldReasoningOnly(t *testing.T) {
 
 func TestFieldSpecAndBatch(t *testing.T) {
 	for _, mode := range []string{"dspark", "dflash"} {
-		e, h := demo(t, engine.LoadRequest{Mode: mode}, nil)
+		cap := 4
+		e, h := demo(t, engine.LoadRequest{Mode: mode, MaxDraft: &cap}, nil) // not what rounds cost here and now
 		if m := e.Status().Model; m.Drafter == "" {
 			t.Fatalf("%s without a drafter", mode)
 		}

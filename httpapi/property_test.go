@@ -234,7 +234,7 @@ func schemathesis(t *testing.T, folder string, wrap func(http.Handler) http.Hand
 		t.Fatal(err)
 	}
 	home := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // a hanging run ends with its output shown
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // a hanging run ends with its output shown
 	defer cancel()
 	whole := args == nil
 	args = append([]string{"--config-file", filepath.Join(sdk, "schemathesis.toml"), "run", base + "/openapi.json", "--report", "json", "--report-json-path", "report.json"}, args...)

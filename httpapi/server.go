@@ -134,6 +134,8 @@ type Server struct {
 	methods  map[string]string // path with parameters → its methods, for 405
 	stopping chan struct{}     // closed when Serve begins to drain
 	latest   atomic.Pointer[telemetry.RequestSummary]
+
+	abandoned time.Duration // abandonedGrace, except in a test
 }
 
 // New returns a server for e.
@@ -151,7 +153,7 @@ func New(e Engine, o Options) *Server {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{engine: e, options: o, profile: o.Profile, token: randomHex(32),
-		methods: map[string]string{}, stopping: make(chan struct{})}
+		methods: map[string]string{}, stopping: make(chan struct{}), abandoned: abandonedGrace}
 	s.SetAccess(o.Keys, o.AllowedHosts, o.CORSOrigins)
 	gin.SetMode(gin.ReleaseMode)
 	s.router = gin.New()
@@ -312,7 +314,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	err := h.Shutdown(drain)
 	if errors.Is(err, context.DeadlineExceeded) {
 		cancel() // running generations end with an error frame
-		grace, done := context.WithTimeout(context.WithoutCancel(ctx), abandonedGrace)
+		grace, done := context.WithTimeout(context.WithoutCancel(ctx), s.abandoned)
 		defer done()
 		if err = h.Shutdown(grace); errors.Is(err, context.DeadlineExceeded) {
 			err = h.Close()

@@ -58,11 +58,13 @@ const (
 	diskLeast = 512
 	// queued savings at most; what comes when the disk is slower is not written.
 	diskQueue = 4
-	// longest wait for the disk when its pages are needed
-	diskWait = 2 * time.Second
 	// pages read at the same time
 	diskReaders = 4
 )
+
+// diskWait is the longest wait for the disk when its pages are needed. Tests, whose
+// subject is not a slow disk, wait longer.
+var diskWait = 2 * time.Second
 
 // Attach adds a tier on disk to the store: what Put takes is also written there,
 // and Take looks there for what memory does not have. identify names all that the
