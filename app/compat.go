@@ -48,7 +48,6 @@ var (
 		{"wired-limit", "bool", "the system's limit of wired memory is left as it is; see `sparkbar doctor`"},
 		{"trust-remote-code", "bool", "code that comes with a model is never run; a model works if its family is built in"},
 		{"wide-gemm-min", "int", kernelsMeasured},
-		{"cpu-split", "float", "a prompt is read by one device"},
 		{"small-m", "bool", kernelsMeasured},
 		{"no-small-m", "bool", kernelsMeasured},
 		{"sdpa-split", "bool", kernelsMeasured},

@@ -99,6 +99,7 @@ func modelFlags(cmd *cobra.Command) {
 	f.Int("kv-bits", 0, "quantize the KV cache to 4 or 8 bits (0 = not)")
 	f.Int("drafter-window", 4096, "positions of context that a draft block attends (0 = all)")
 	f.Int("drafter-bits", 4, "quantize a drafter head at load (0 = keep its precision)")
+	f.Float64("cpu-split", 0, "of the metal backend: share of a prompt's layers that the CPU computes beside the GPU, 0 = none (default: measured)")
 	f.Bool("warmup", true, "run a short generation after loading")
 	f.Bool("no-warmup", false, "skip the warm-up")
 	f.Bool("no-thinking", false, "thinking off by default")
@@ -157,6 +158,9 @@ func loadRequest(v *config) (engine.LoadRequest, error) {
 	r.DrafterWindow = pointer(v.GetInt("drafter-window"))
 	if v.IsSet("drafter-bits") {
 		r.DrafterBits = pointer(v.GetInt("drafter-bits"))
+	}
+	if v.IsSet("cpu-split") {
+		r.CPUSplit = pointer(v.GetFloat64("cpu-split"))
 	}
 	if err := compatLoad(v, &r); err != nil {
 		return r, err

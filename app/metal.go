@@ -69,6 +69,7 @@ func metalOn(v *config, o metalkern.Options, t metalkern.Trials) func() (compute
 		t.Machine = d.Name() + ", " + t.Machine
 		o := o
 		o.Trials = &t
+		o.Split = &metalkern.Split{Open: t.Judge, Threads: v.GetInt("threads")}
 		return metalkern.New(d, o), nil
 	}
 }

@@ -96,7 +96,7 @@ func TestDoctorKernels(t *testing.T) {
 			t.Errorf("%+v", x)
 		}
 	}
-	for _, k := range []string{"embed", "norm", "linear_rows", "linear_tiles", "rope", "kv_write", "attention", "choose"} {
+	for _, k := range []string{"embed", "norm", "linear_rows", "linear_tiles", "rope", "kv_write", "attention", "choose", "cpu_split"} {
 		if !seen[k] {
 			t.Errorf("kernel %s was not tried", k)
 		}

@@ -22,6 +22,7 @@ var ranges = []numberRange{
 	{"kv-bits", 1, 0, []float64{0, 4, 8}},
 	{"kv-group-size", 1, 0, []float64{32, 64, 128}},
 	{"drafter-bits", 1, 0, []float64{0, 2, 3, 4, 5, 6, 8}},
+	{"cpu-split", 0, 0.99, nil},
 	{"drafter-window", 0, math.MaxInt32, nil},
 	{"lookup-long-draft", 1, 64, nil},
 	{"prefill-step-size", 0, math.MaxInt32, nil},

@@ -192,7 +192,8 @@ type LoadRequest struct {
 	Warmup              *bool
 	EnableThinking      *bool
 	ReasoningEffort     *string
-	MemoryGuard         *bool // give memory back when the system is short of it; true
+	MemoryGuard         *bool    // give memory back when the system is short of it; true
+	CPUSplit            *float64 // what the CPU makes of a prompt's layers beside a GPU, [0, 1); nil = measured
 	// Unused lists accepted keys that this backend has no use for; Status
 	// reports them in a warning.
 	Unused []string
@@ -287,6 +288,9 @@ type Status struct {
 	// MaxTokensDefault and MaxTokensCap are the server's limits.
 	MaxTokensDefault, MaxTokensCap int
 	Guard                          GuardStatus
+	// CPUSplit is the CPU's fraction of the prompts of Model beside a GPU, by the width
+	// of a layer; nil = none. CPUSplitEnded is what it was before memory got short.
+	CPUSplit, CPUSplitEnded map[int]float64
 }
 
 // ErrorKind classifies errors for the dialects.

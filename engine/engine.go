@@ -117,6 +117,7 @@ func (e *Engine) statusLocked() Status {
 	if e.model != nil {
 		info := e.model.info
 		s.Model = &info
+		s.CPUSplit, s.CPUSplitEnded = e.model.split()
 	}
 	if e.loading != nil {
 		p := *e.loading

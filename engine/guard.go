@@ -19,7 +19,8 @@ type Shed struct {
 	Action       string        `json:"action"`
 	PrefixBytes  int64         `json:"prefix_bytes_freed"`
 	SlotsDropped int           `json:"slots_dropped"`
-	RungsDropped int           `json:"rungs_dropped"` // snapshots below the end of a past
+	RungsDropped int           `json:"rungs_dropped"`       // snapshots below the end of a past
+	CPUSplit     string        `json:"cpu_split,omitempty"` // "suspended" where the CPU's part in prompts has ended with it
 }
 
 // GuardStatus is the memory guard. Where it is off only Enabled means anything.
@@ -155,6 +156,9 @@ func (e *Engine) shed(l *loaded, level machine.Level) {
 		s.Action = "emptied the prefix cache and returned unused memory to the system"
 	} else if s.RungsDropped = store.Thin(rungsKept); s.RungsDropped > 0 {
 		s.Action = "thinned out the prefix cache and returned unused memory to the system"
+	}
+	if l.endSplit() {
+		s.CPUSplit = "suspended"
 	}
 	now, _ := c.Pages()
 	s.PrefixBytes = int64(used-now) * pageRows * c.PositionBytes()

@@ -61,7 +61,9 @@ type loaded struct {
 	jobs  chan func()
 	users sync.WaitGroup // generations that hold the model
 	freed chan struct{}  // closed once its goroutine has freed everything
-	cold  atomic.Bool    // no request has run yet, and there was no warm-up
+	// splitEnded: memory got short, so the CPU has no part in prompts any more.
+	splitEnded atomic.Bool
+	cold       atomic.Bool // no request has run yet, and there was no warm-up
 }
 
 // controls is how rounds are run for this model.
@@ -300,6 +302,7 @@ func (e *Engine) build(ctx context.Context, p *plan, backend func() (compute.Bac
 	if l.backend, err = backend(); err != nil {
 		return nil, &Error{Kind: ErrInternal, Message: err.Error(), Cause: err}
 	}
+	l.splitPrompts()
 	watched := &watchedBackend{Backend: l.backend, ctx: ctx, progress: progress, report: func(p LoadProgress) { report(StateLoading, p) }}
 	if l.model, err = arch.Load(c, watched); err != nil {
 		return nil, loadError(err)

@@ -170,6 +170,7 @@ func merge(base, r LoadRequest) LoadRequest {
 	over(&out.EnableThinking, r.EnableThinking)
 	over(&out.ReasoningEffort, r.ReasoningEffort)
 	over(&out.MemoryGuard, r.MemoryGuard)
+	over(&out.CPUSplit, r.CPUSplit)
 	return out
 }
 

@@ -232,7 +232,11 @@ var loadKeys = []loadKey{
 	{"multirow_attn", unused("multirow_attn", isTruth), "'multirow_attn' must be a boolean (false forces mlx's own attention kernels; omit it to use the server's setting)"},
 	{"memory_guard", func(v json.RawMessage, r *engine.LoadRequest) bool { return truth(v, &r.MemoryGuard) },
 		"'memory_guard' must be a boolean (omit it to use the server's setting)"},
-	{"cpu_split", unused("cpu_split", func(v json.RawMessage) bool { x, ok := parseNumber(v); return ok && x >= 0 && x < 1 }),
+	{"cpu_split", func(v json.RawMessage, r *engine.LoadRequest) bool {
+		x, ok := parseNumber(v)
+		r.CPUSplit = &x
+		return ok && x >= 0 && x < 1
+	},
 		"'cpu_split' must be a number in [0, 1): 0 forces prefill CPU co-prefill off, a fraction pins the CPU row share; omit it to use the server's calibrated setting"},
 }
 

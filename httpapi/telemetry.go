@@ -47,8 +47,8 @@ type ready struct {
 	SDPASplit           bool             `json:"sdpa_split"`
 	MultirowAttn        bool             `json:"multirow_attn"`
 	DrafterWindow       *int             `json:"drafter_window"`
-	CPUSplit            *int             `json:"cpu_split"`
-	CPUSplitSuspended   *int             `json:"cpu_split_suspended"`
+	CPUSplit            *cpuSplit        `json:"cpu_split"`
+	CPUSplitSuspended   *cpuSplit        `json:"cpu_split_suspended"`
 	Warmup              bool             `json:"warmup"`
 	ContextWindow       *int             `json:"context_window"`
 	KVBits              int              `json:"kv_bits"`
@@ -63,6 +63,24 @@ type ready struct {
 	WeightBytes         int64            `json:"weight_bytes"`
 	DrafterBytes        int64            `json:"drafter_bytes"`
 	liveness
+}
+
+// cpuSplit is the CPU's part in prompts beside a GPU: its fraction of the layers of a
+// width. Rows of a prompt are shared however few they are, so MinRows is 1.
+type cpuSplit struct {
+	MinRows int                `json:"min_rows"`
+	Fracs   map[string]float64 `json:"fracs"`
+}
+
+func splitOf(m map[int]float64) *cpuSplit {
+	if len(m) == 0 {
+		return nil
+	}
+	s := &cpuSplit{1, map[string]float64{}}
+	for width, f := range m {
+		s.Fracs[strconv.Itoa(width)] = f
+	}
+	return s
 }
 
 // liveness tells a busy server from a stuck one.
@@ -115,7 +133,7 @@ func (s *Server) healthOf(st engine.Status) any {
 		LookupDrafts: m.LookupDrafts, RaceArmConfidence: true, MemoryGuard: guardOf(st.Guard), ConfidenceThreshold: m.Confidence, Warmup: m.Warmup, KVBits: m.KVBits, Warnings: warnings,
 		MaxOutputTokens: st.MaxTokensCap, SupportsEffort: m.SupportsEffort, ThinkingDefault: "off", ReasoningEffort: optional(m.ReasoningEffort),
 		Backend: m.Backend, Architecture: m.Architecture, WeightBytes: m.WeightBytes, DrafterBytes: m.DrafterBytes,
-		DrafterWindow: positive(m.DrafterWindow), ContextWindow: positive(m.ContextWindow), liveness: s.livenessOf(st)}
+		DrafterWindow: positive(m.DrafterWindow), ContextWindow: positive(m.ContextWindow), CPUSplit: splitOf(st.CPUSplit), CPUSplitSuspended: splitOf(st.CPUSplitEnded), liveness: s.livenessOf(st)}
 	if m.MaxDraft > 0 {
 		h.MaxDraft = strconv.Itoa(m.MaxDraft)
 	}
