@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
 	"sparkbar/engine/decode"
 	"sparkbar/engine/layout"
@@ -25,12 +26,40 @@ func TestIdentityOnMetal(t *testing.T) {
 			if mode != layout.F32 && os.Getenv("SPARKBAR_REQUIRE") != "all" {
 				t.Skip("float32 stands for all: `make test` runs the halves")
 			}
-			identityOnMetal(t, mode)
+			identityOnMetal(t, metalkern.Options{Activations: mode})
 		})
 	}
 }
 
-func identityOnMetal(t *testing.T, mode layout.DType) {
+// TestIdentityOnMetalWithCPU is TestIdentityOnMetal in float32 while the CPU has 40 %
+// of the prompts' layers.
+func TestIdentityOnMetalWithCPU(t *testing.T) {
+	parts := 0
+	identityOnMetal(t, metalkern.Options{Split: &metalkern.Split{Tile: 16, Open: func() (compute.Backend, error) {
+		b, err := cpu.New(cpu.Options{Threads: 1, Exact: true})
+		return counting{b, &parts}, err
+	}}})
+	if !testing.Short() && parts < 100 {
+		t.Errorf("the CPU had %d parts", parts)
+	}
+}
+
+// counting counts the programs of a backend.
+type counting struct {
+	compute.Backend
+	n *int
+}
+
+func (c counting) Submit(p *compute.Program, stop *compute.Stop) (compute.Pending, error) {
+	*c.n++
+	return c.Backend.Submit(p, stop)
+}
+
+func identityOnMetal(t *testing.T, o metalkern.Options) {
+	mode := o.Activations
+	if mode == 0 {
+		mode = layout.F32
+	}
 	metaltest.Need(t)
 	if testing.Short() {
 		t.Skip("the plain run does this: the race detector does not watch the kernels")
@@ -62,7 +91,10 @@ func identityOnMetal(t *testing.T, mode layout.DType) {
 	}
 	onCPU := openDemo(t, exact).runner(t, nil)
 	defer onCPU.Close()
-	b, _ := metaltest.OpenWith(t, metaltest.Build{}, metaltest.Order{}, metalkern.Options{Activations: mode})
+	b, _ := metaltest.OpenWith(t, metaltest.Build{}, metaltest.Order{}, o)
+	if share := 0.4; o.Split != nil {
+		b.(interface{ SetPromptSplit(*float64) }).SetPromptSplit(&share)
+	}
 	d := openDemo(t, b)
 	plain := d.runner(t, nil)
 	defer plain.Close()
