@@ -97,10 +97,9 @@ func (r *Runner) budget(jobs []*generation) []int {
 	return out
 }
 
-// late is what a drafter that gets no drafts for a while will read of the target's
-// rows when it does: all at once.
+// late is what a drafter will read of the target's rows when it is asked for drafts:
+// all at once.
 type late struct {
-	wait bool // the step gives it no drafts
 	ids  []int32
 	rows compute.View // [lateRows, taps*hidden]
 	mem  *compute.Scratch
@@ -118,7 +117,7 @@ func (l *late) close() {
 // postpone puts off what the drafter is to observe: the first n rows of the step.
 func (g *generation) postpone(fused compute.View, n int) error {
 	l := &g.late
-	if len(l.ids)+n > lateRows {
+	if n > 0 && len(l.ids)+n > lateRows {
 		if err := g.catchUp(); err != nil {
 			return err
 		}

@@ -141,6 +141,9 @@ func (r *Runner) Measure(ctx context.Context) (*calibrate.Costs, error) {
 		// reads the rows that stay.
 		const drafts = 2
 		whole, err := point(func() error {
+			if err := g.catchUp(); err != nil {
+				return err
+			}
 			if _, err := g.drafts.Propose(draft.Request{Pending: ids[0], Cap: drafts, Sampler: g.sampler, Stop: &g.stop}); err != nil {
 				return err
 			}

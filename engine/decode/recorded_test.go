@@ -58,7 +58,7 @@ var recordings = map[string]string{
 var notRecorded = map[string]string{
 	"kernel_plans.json": "launch arithmetic that is not shared: skinny_plan and skinny_geometry lay few rows on the matrix units, where linear_rows gives outputs to simdgroups; " +
 		"multirow_plan packs the rows of a head into tiles of 8, where attention gives each split of the cache a threadgroup; partition, split_chunk_rows and " +
-		"split_window_from_costs go around a cliff of MLX's own attention; cpu_split_rows and pick_fraction share a prefill with the CPU, which nothing here does",
+		"split_window_from_costs go around a cliff of MLX's own attention; cpu_split_rows and pick_fraction are replayed by metalkern",
 }
 
 // Every recording is replayed by a test that exists, or has a reason not to be.

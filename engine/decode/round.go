@@ -169,7 +169,9 @@ func (g *generation) snapshot(stable bool) error {
 	err := add(g.seq)
 	if err == nil && g.drafts != nil && g.r.drafter.Cache() != nil {
 		var own *cache.Seq
-		if own, err = g.drafts.Finish(&g.stop); err == nil {
+		if err = g.catchUp(); err != nil {
+			g.drafts.Close()
+		} else if own, err = g.drafts.Finish(&g.stop); err == nil {
 			if err = add(own); err == nil {
 				g.drafts, err = g.r.drafter.NewContext(own)
 			}
@@ -203,8 +205,8 @@ func adapterKey(a *arch.Adapter) any {
 	return a
 }
 
-// keep commits the first n rows of the step, whose rows of taps the drafter reads
-// when it comes to it.
+// keep commits the first n rows of the step. The drafter reads their taps when it is
+// asked for drafts: many rows together, and none if it never is.
 func (g *generation) keep(n int) error {
 	g.seq.Advance(n)
 	if g.drafts == nil {
@@ -214,10 +216,7 @@ func (g *generation) keep(n int) error {
 	if fused.Given() {
 		fused = fused.Slice(0, n)
 	}
-	if g.late.wait || len(g.late.ids) > 0 {
-		return g.postpone(fused, n)
-	}
-	return g.drafts.Observe(g.share.ids[:n], fused, &g.stop)
+	return g.postpone(fused, n)
 }
 
 // look finds what can be copied from the context.
@@ -256,7 +255,6 @@ func (g *generation) propose(budget int) (err error) {
 	}
 	rd.Cap = min(g.cap(), budget)
 	n := min(rd.Cap, g.room())
-	g.late.wait = n < 1 || len(g.copied) > 0 // the drafter is not asked
 	if j.Mode == Draft && len(g.copied) == 0 && n > 0 {
 		if err := g.catchUp(); err != nil {
 			return err
