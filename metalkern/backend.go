@@ -40,11 +40,12 @@ func (s *slot) wait() error {
 
 // pending is a program in flight.
 type pending struct {
-	b     *backend
-	fence Fence
-	held  []*compute.Buffer // what it uses must not go before its end
-	done  bool
-	err   error
+	b      *backend
+	fence  Fence
+	shared bool              // the CPU has a part of it
+	held   []*compute.Buffer // what it uses must not go before its end
+	done   bool
+	err    error
 }
 
 // Wait returns when the program has ended.
@@ -53,6 +54,12 @@ func (p *pending) Wait() error {
 		p.done = true
 		if _, p.err = p.fence.Wait(patience); errors.Is(p.err, ErrHung) {
 			p.err = p.b.lose(fmt.Errorf("%w: it did not end with a forward pass within %v", p.err, patience))
+			if r := p.b.trials; r != nil && p.shared { // at the next start the GPU has prompts for itself
+				unlock := r.book.lock()
+				r.book.blame(splitKey, splitName, p.err.Error(), true)
+				r.book.save()
+				unlock()
+			}
 			return p.err // the buffers stay: it may still use them
 		}
 		for _, b := range p.held {
@@ -255,7 +262,7 @@ func (b *backend) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendin
 	if err != nil {
 		return nil, err
 	}
-	s.running = &pending{b: b, fence: fence, held: slices.Clone(s.lower.used)}
+	s.running = &pending{b: b, fence: fence, shared: len(s.lower.work) > 0, held: slices.Clone(s.lower.used)}
 	for _, buf := range s.running.held {
 		buf.Retain()
 	}

@@ -15,6 +15,12 @@
 // same in every chunk. Activations are float32, half or bfloat (Options.Activations);
 // docs/metal.md says what that costs, and which kernels and variants give which bits.
 //
+// The CPU beside the GPU (split.go): of a prompt's quantized layers the CPU may make
+// the last outputs, from the weights where they lie, while the GPU makes the others. A
+// list has marks for that, shared events of Metal, at which the one waits for the
+// other; it stays one command buffer. The share goes by outputs, never by rows, and is
+// the same for every row while a model is loaded: so it changes no chunk's bits.
+//
 // Choices: some kernels have variants (choice.go). With Options.Trials the backend
 // tries each kernel against the CPU before it relies on it (trial.go, twin.go), times
 // the variants that agree and keeps what it found in files (book.go). What hangs or
@@ -23,11 +29,11 @@
 //
 // What stands, all of it on the emulation: every op and every weight layout, MLX and
 // GGUF, read where it lies; the conformance suite in float32, half and bfloat, the
-// goldens of all model families, greedy identity of the demo's drafters, drills under
-// a watch of each load and store, and faults put into the kernels and into this
-// package. What does not: no GPU has run any of it, the bridge has only been linked,
-// and times on the emulation say nothing. Prefill is not shared with the CPU
-// (cpu_split), and experts of a prompt (MoELinear) do not use the matrix units.
+// goldens of all model families and greedy identity of the demo's drafters, with and
+// without the CPU's part; drills under a watch of each load and store, and faults put
+// into the kernels and into this package. What does not: no GPU has run any of it, the bridge has only been linked,
+// and times on the emulation say nothing. Experts of a prompt (MoELinear) do not use
+// the matrix units, nor do they go to the CPU.
 //
 // Never here: model families, caching policy, anything that the CPU backend and
 // this one share (engine/compute).

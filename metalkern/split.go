@@ -40,8 +40,10 @@ const (
 // larger share is slower.
 var shareFractions = []float64{0, 0.1, 0.2, 0.3, 0.4}
 
-// splitKey names the sharing in the book and in trials.
+// splitKey and splitName are the sharing in the book and in trials.
 var splitKey = Key{Kernel: "cpu_split"}
+
+const splitName = "the CPU's part"
 
 // splitter is the CPU's side of a backend. All but what is atomic belongs to the
 // goroutine that uses the backend; run has one of its own.
@@ -111,11 +113,16 @@ func (s *splitter) splittable(o compute.Linear) bool {
 // cutAt is how many outputs of a weight the GPU makes when the CPU makes a fraction.
 func (s *splitter) cutAt(rows int, fraction float64) int {
 	tile := s.o.Tile
-	n := int(math.Round(float64(rows)*fraction/float64(tile))) * tile
+	n := shareOf(rows, fraction, tile)
 	if n == 0 {
 		return rows
 	}
 	return max((rows-n)/tile*tile, tile)
+}
+
+// shareOf is a fraction of rows in whole tiles.
+func shareOf(rows int, fraction float64, tile int) int {
+	return int(math.Round(float64(rows)*fraction/float64(tile))) * tile
 }
 
 // parts are a weight's outputs for the two devices.
@@ -438,7 +445,7 @@ func (b *backend) decide(p *compute.Program, stop *compute.Stop) error {
 		if _, known := s.fracs[o.W.Rows]; known {
 			continue
 		}
-		f, err := b.shareOf(o.W, stop)
+		f, err := b.share(o.W, stop)
 		if err != nil {
 			return err
 		}
@@ -455,14 +462,14 @@ func (b *backend) decide(p *compute.Program, stop *compute.Stop) error {
 	return nil
 }
 
-// shareOf is the CPU's share of weights like w.
-func (b *backend) shareOf(w *compute.Weight, stop *compute.Stop) (float64, error) {
+// share is the CPU's share of weights like w.
+func (b *backend) share(w *compute.Weight, stop *compute.Stop) (float64, error) {
 	s, r := b.split, b.trials
 	if r != nil {
 		if err := r.open(b); err != nil {
 			return 0, err
 		}
-		if f := r.book.banned(splitKey, ""); f != nil {
+		if f := r.book.banned(splitKey, splitName); f != nil {
 			s.fail(r.book.known(f))
 			return 0, nil
 		}
@@ -485,7 +492,7 @@ func (b *backend) shareOf(w *compute.Weight, stop *compute.Stop) (float64, error
 	if err != nil || s.off != nil {
 		return 0, err
 	}
-	f := chooseShare(times)
+	f := chooseShare(shareFractions, times)
 	if r != nil {
 		for i, t := range times {
 			r.tell(Trial{Kernel: splitKey.Kernel, Variant: fmt.Sprintf("%.0f %% on the CPU", 100*shareFractions[i]), Key: fmt.Sprint(splitKey.Kernel, " ", w.Rows), Took: t, Chosen: shareFractions[i] == f})
@@ -499,14 +506,18 @@ func (b *backend) shareOf(w *compute.Weight, stop *compute.Stop) (float64, error
 }
 
 // chooseShare takes the smallest fraction whose time is within 3 % of the best, if that
-// is 5 % better than the GPU alone. times are those of shareFractions, perhaps not all.
-func chooseShare(times []time.Duration) float64 {
-	best := slices.Min(times)
-	if float64(best) > 0.95*float64(times[0]) {
-		return 0
+// is 5 % better than the first, the GPU alone. There may be fewer times than fractions.
+func chooseShare(fractions []float64, times []time.Duration) float64 {
+	if best := pickFraction(times); float64(times[best]) <= 0.95*float64(times[0]) {
+		return fractions[best]
 	}
-	i := slices.IndexFunc(times, func(t time.Duration) bool { return float64(t) <= 1.03*float64(best) })
-	return shareFractions[i]
+	return 0
+}
+
+// pickFraction returns the first time that is within 3 % of the best.
+func pickFraction(times []time.Duration) int {
+	best := slices.Min(times)
+	return slices.IndexFunc(times, func(t time.Duration) bool { return float64(t) <= 1.03*float64(best) })
 }
 
 // timeShares times a layer with the weight w for each fraction, a long chunk and a

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -613,7 +614,7 @@ func TestSplitMeasured(t *testing.T) {
 		{[]int{100, 80, 70, 60, 58}, 0.4, 5},  // it is
 		{[]int{100, 97, 96, 96, 99}, 0, 5},    // no 5 %
 		{[]int{100, 94, 130, 10, 10}, 0.1, 3}, // past the balance
-		{[]int{100, 130, 10, 10, 10}, 0, 2},
+		{[]int{100, 130, 10, 10, 10}, 0, 2},   // at once
 	} {
 		share, heard := start(t.TempDir(), 2, c.ms...)
 		if share != c.want || len(heard) != c.tried {
@@ -654,10 +655,10 @@ func TestSplitTried(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the plain run does this: the race detector does not watch the kernels")
 	}
-	for _, do := range []string{"nothing", "wrong", "fail", "closed", "hang"} {
+	for _, do := range []string{"nothing", "wrong", "fail", "closed", "hang", "hang later"} {
 		t.Run(do, func(t *testing.T) {
 			dir := t.TempDir()
-			runs := int64(0)
+			runs, lists := int64(0), 0
 			start := func(do string) (heard []metalkern.Trial, shared map[int]float64, err error) {
 				s, h := halved(t, 8)
 				open := s.Open
@@ -677,19 +678,24 @@ func TestSplitTried(t *testing.T) {
 				trials := &metalkern.Trials{Judge: judge, Dir: dir, Machine: "a test", Limit: time.Second, Heard: func(x metalkern.Trial) { heard = append(heard, x) }}
 				b := onDevice(t, metaltest.Order{}, s, trials, func(d metalkern.Device) metalkern.Device {
 					return &broken{d, func(d metalkern.Device, l *metalkern.List) (metalkern.Fence, error) {
-						if do == "hang" && len(l.Marks) > 0 {
+						if len(l.Marks) > 0 {
+							lists++
+						}
+						if len(l.Marks) > 0 && (do == "hang" || do == "hang later" && lists > 1) { // the first is a trial
 							return fenceFunc(func(time.Duration) (time.Duration, error) { return 0, metalkern.ErrHung }), nil
 						}
 						return d.Submit(l)
 					}}
 				})
 				pin(b, 0.4)
-				err = steps(b)
+				if err = steps(b); do == "hang later" && err == nil {
+					err = steps(b)
+				}
 				runs = h.runs.Load()
 				return heard, b.(splitter).PromptSplit(), err
 			}
 			heard, shared, err := start(do)
-			if do == "hang" {
+			if strings.HasPrefix(do, "hang") {
 				if !errors.Is(err, compute.ErrUnfit) {
 					t.Fatal(err)
 				}
@@ -708,7 +714,7 @@ func TestSplitTried(t *testing.T) {
 			if err != nil || (do == "nothing") != (runs > 0) || (do == "nothing") != (len(shared) > 0) {
 				t.Errorf("the next start: %v, %d parts of the CPU, tried %v, told as %v", err, runs, heard, shared)
 			}
-			if heard, _, err := start("nothing"); err != nil || do != "hang" && len(heard) > 0 && do != "closed" {
+			if heard, _, err := start("nothing"); err != nil || len(heard) > 0 && (do == "nothing" || do == "wrong" || do == "fail") {
 				t.Errorf("a start with a good CPU: %v, tried %v", err, heard)
 			}
 		})

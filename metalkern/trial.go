@@ -271,7 +271,7 @@ func (r *rehearsal) try(b *backend, l *lowerer, label string, ops []compute.Op) 
 	if err := r.try(b, l, label, ops); err != nil {
 		return err // it was not the CPU's part
 	}
-	r.blame(&culprit{key: splitKey, error: why})
+	r.blame(&culprit{key: splitKey, name: splitName, error: why})
 	return nil
 }
 
@@ -329,7 +329,7 @@ func (t *trying) try(keys []Key) (err error) {
 	// as it will run from now on: in one list
 	t.twin.restore()
 	if shared {
-		r.book.trying(splitKey, "")
+		r.book.trying(splitKey, splitName)
 	}
 	_, err = t.run(&l.list, l.work)
 	if shared && b.lost == nil {
