@@ -22,7 +22,8 @@ type answer struct {
 	parser  *chat.Parser // nil: the text is passed on as it is
 
 	tokens    []Token
-	ended     bool // by an end token or a stop string
+	ended     bool // by an end token, a stop string or the only call
+	called    bool // the only call is complete: nothing comes after it
 	text      strings.Builder
 	reasoning strings.Builder
 	calls     []ToolCall
@@ -46,6 +47,9 @@ func newAnswer(l *loaded, req Request, prompt string, put func(Delta)) *answer {
 		}
 		a.parser = l.format.NewParser(chat.ParserOptions{Rules: rules, Prompt: prompt, Continued: req.Prompt.ContinueFinal,
 			Calls: req.Tools, Tools: tools, StreamCalls: streamed, NoThought: !req.Reasoning})
+		if lead := l.lead(req.Prompt); lead != "" {
+			a.events(a.parser.Feed(lead))
+		}
 	}
 	return a
 }
@@ -70,11 +74,14 @@ func (a *answer) add(ts []decode.Token) (stop bool) {
 				break
 			}
 			a.pass(a.mlx.cut(a.stream.Add(t.ID)))
+			if a.called {
+				break
+			}
 			continue
 		}
 		safe, hit := a.stop.Feed(a.stream.Add(t.ID))
 		a.pass(safe)
-		if hit {
+		if hit || a.called {
 			a.ended = true
 			break
 		}
@@ -132,6 +139,9 @@ func (a *answer) pass(text string) {
 
 func (a *answer) events(list []chat.Event) {
 	for _, e := range list {
+		if a.called {
+			return
+		}
 		switch e.Kind {
 		case chat.Text:
 			a.text.WriteString(e.Text)
@@ -150,6 +160,9 @@ func (a *answer) events(list []chat.Event) {
 			last := &a.calls[len(a.calls)-1]
 			last.Arguments += e.Text
 			a.emit(Delta{ToolCall: &ToolCall{Index: last.Index, Arguments: e.Text}})
+		case chat.CallEnd:
+			a.called = a.req.OneCall
+			a.ended = a.ended || a.called
 		case chat.CallDrop:
 			last := len(a.calls) - 1
 			a.emit(Delta{ToolCall: &ToolCall{Index: a.calls[last].Index, Dropped: true}})

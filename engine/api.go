@@ -26,6 +26,11 @@ type Prompt struct {
 	// Kwargs are handed to the chat template (enable_thinking,
 	// reasoning_effort, ...), over the defaults of the server and the model.
 	Kwargs map[string]any
+	// MustCall makes the answer a call of one of Tools, of CallName if that is set:
+	// the prompt ends in the beginning of one, and the model thinks nothing before.
+	// It has no effect on models whose format of calls is not known.
+	MustCall bool
+	CallName string
 	// ContinueFinal leaves the last message open instead of starting a new turn.
 	ContinueFinal bool
 	// FoldSystem accepts system messages anywhere: where the template refuses
@@ -66,6 +71,8 @@ type Request struct {
 	// once they are complete. A call of a function that is not among the tools of
 	// the prompt, if there are any, is broken.
 	Reasoning, Tools, StreamCalls bool
+	// OneCall ends the answer with its first tool call.
+	OneCall bool
 	// Adapter is the folder of an adapter (LoRA, DoRA, full) for this request, below
 	// Options.ModelRoot; "" = the one that the model was loaded with, if any.
 	Adapter string

@@ -45,7 +45,16 @@ func (l *voice) encode(p Prompt) (ids []int32, text string, err error) {
 	if text, err = l.render(p); err != nil {
 		return nil, "", err
 	}
-	return l.tok.Encode(text, !l.format.HasTemplate()), text, nil
+	return l.tok.Encode(text+l.lead(p), !l.format.HasTemplate()), text, nil
+}
+
+// lead is the part of the answer that a prompt already holds, behind the rendered
+// conversation.
+func (l *voice) lead(p Prompt) string {
+	if !p.MustCall || p.Tools == nil {
+		return ""
+	}
+	return l.format.BeginCall(p.CallName)
 }
 
 // render makes the text of a conversation.
@@ -80,6 +89,9 @@ func (l *voice) render(p Prompt) (string, error) {
 			}
 			kwargs.Set(k, v)
 		}
+	}
+	if l.lead(p) != "" {
+		kwargs.Set("enable_thinking", false)
 	}
 	o := chat.Options{AddGenerationPrompt: !p.ContinueFinal, ContinueFinalMessage: p.ContinueFinal, Kwargs: kwargs, FoldSystem: p.FoldSystem, PartSeparator: "\n"}
 	if p.MLXRules {

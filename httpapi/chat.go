@@ -122,8 +122,8 @@ func (s *Server) chat(c *gin.Context) *apiError {
 	}
 	r := &chatRequest{s: s, id: "chatcmpl-" + randomHex(16), created: time.Now().Unix(), model: model}
 	req := engine.Request{Model: model.id, ID: r.id, Client: clientName(c.Request), Reasoning: true}
-	req.Prompt.Tools = f.chatTools()
-	req.Tools = req.Prompt.Tools != nil
+	f.chatTools(&req.Prompt)
+	req.Tools, req.OneCall = req.Prompt.Tools != nil, f.oneCall()
 	req.Prompt.Kwargs = f.templateKwargs()
 	req.Prompt.MLXRules = s.profile.MLXRules
 	req.Prompt.RoleMapping = f.roleMapping()

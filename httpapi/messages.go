@@ -91,6 +91,12 @@ func (s *Server) messages(c *gin.Context) *apiError {
 	req.MaxTokens = s.maxTokens(f, "max_tokens")
 	req.Sampling = s.sampling(f)
 	req.Stop = f.texts("stop_sequences")
+	if v, ok := f.get("tool_choice"); ok && v[0] == '{' {
+		choice := f.object("tool_choice")
+		if req.OneCall = choice.flag("disable_parallel_tool_use"); choice.err != nil {
+			f.fail(choice.err)
+		}
+	}
 	streaming := f.flag("stream")
 	if f.err != nil {
 		return f.err
@@ -400,7 +406,7 @@ func (f *fields) anthropicPrompt() (p engine.Prompt, hideThinking bool) {
 		}
 	}
 	p.Messages, p.FoldSystem = encode(turns.messages()), true
-	p.Tools = f.anthropicTools()
+	f.anthropicTools(&p)
 	p.Kwargs = map[string]any{}
 	hideThinking = f.thinking(p.Kwargs, nil)
 	if o := f.object("output_config"); o != nil && !hideThinking {
@@ -642,8 +648,8 @@ func (t *anthropicTurns) addReminder(blocks []anthropicBlock, path string) *apiE
 	return nil
 }
 
-// anthropicTools reads tools and tool_choice into OpenAI's shape.
-func (f *fields) anthropicTools() json.RawMessage {
+// anthropicTools reads tools and tool_choice into a prompt, in OpenAI's shape.
+func (f *fields) anthropicTools(p *engine.Prompt) {
 	var tools []json.RawMessage
 	var names []string
 	for i, v := range f.list("tools") {
@@ -655,7 +661,7 @@ func (f *fields) anthropicTools() json.RawMessage {
 		}
 		if v[0] != '{' || json.Unmarshal(v, &t) != nil {
 			f.fail(invalid("tools", "'tools[%d]' must be an object with name and input_schema", i))
-			return nil
+			return
 		}
 		if t.Name == "" || t.Deferred { // a deferred tool is not for the prompt yet
 			continue
@@ -666,10 +672,5 @@ func (f *fields) anthropicTools() json.RawMessage {
 		tools = append(tools, encode(tool{"function", function{t.Name, t.Description, t.Schema}}))
 		names = append(names, t.Name)
 	}
-	choice, _ := f.get("tool_choice")
-	tools, err := offered(choice, tools, names)
-	if err != nil {
-		f.fail(err)
-	}
-	return toolList(tools)
+	f.offer(p, tools, names)
 }

@@ -94,12 +94,12 @@ func (s *Server) operations() []operation {
 	modes := enum(slices.DeleteFunc(slices.Clone(engine.Modes), func(m string) bool { return m == "auto" })...)
 	arm := either(modes, object(schema{"mode": modes, "cap": nullable(either(between(whole, 1, 64), enum("auto"))), "confidence": nullable(between(num, 0, 1))}, "mode"))
 	messages := with(schema{"max_tokens": tokens, "stop_sequences": texts, "messages": some(list(turnIn)), "system": systemIn,
-		"tools": list(anthropicToolIn), "tool_choice": object(schema{"type": enum("auto", "any", "tool", "none"), "name": text}, "type"), "thinking": thinkingIn, "enable_thinking": truth, "reasoning_effort": effort, "output_config": object(schema{"effort": text})})
+		"tools": list(anthropicToolIn), "tool_choice": object(schema{"type": enum("auto", "any", "tool", "none"), "name": text, "disable_parallel_tool_use": truth}, "type"), "thinking": thinkingIn, "enable_thinking": truth, "reasoning_effort": effort, "output_config": object(schema{"effort": text})})
 	owners := []int{http.StatusNotFound, http.StatusConflict, http.StatusInternalServerError}
 	return []operation{
 		{method: "POST", path: "/v1/chat/completions", summary: "Answer a conversation", required: []string{"messages"}, response: chatCompletion{}, stream: s.openAIStream(chatCompletion{}), fails: running,
 			request: beside(schema{"messages": some(list(chatMessageIn)), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8), "logprobs": schema{"anyOf": []schema{truth, between(whole, 1, 10)}},
-				"top_logprobs": between(whole, 0, float64(s.profile.MaxTopLogprobs)), "stream_options": usage, "tools": list(chatToolIn), "tool_choice": toolChoiceIn, "enable_thinking": truth, "thinking": thinkingIn, "reasoning_effort": effort,
+				"top_logprobs": between(whole, 0, float64(s.profile.MaxTopLogprobs)), "stream_options": usage, "tools": list(chatToolIn), "tool_choice": toolChoiceIn, "parallel_tool_calls": truth, "enable_thinking": truth, "thinking": thinkingIn, "reasoning_effort": effort,
 				"chat_template_kwargs": kwargs, "role_mapping": schema{"type": "object", "additionalProperties": text}, "response_format": format})},
 		{method: "POST", path: "/v1/completions", summary: "Continue a text", required: []string{"prompt"}, response: textCompletion{}, stream: s.openAIStream(textCompletion{}), fails: running,
 			request: beside(schema{"prompt": either(some(text), some(list(some(text))), some(list(id)), some(list(some(list(id))))), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8),

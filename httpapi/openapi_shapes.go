@@ -64,7 +64,11 @@ var (
 	functionIn     = schema{"name": some(kind("string")), "description": kind("string"), "parameters": jsonSchema}
 	chatToolIn     = object(schema{"type": kind("string"), "function": object(functionIn, "name")}, "type", "function")
 	responseToolIn = object(schema{"type": kind("string"), "name": kind("string"), "description": kind("string"), "parameters": nullable(jsonSchema), "function": object(functionIn)}, "type")
-	toolChoiceIn   = either(enum("auto", "none", "required", "any"), object(schema{"type": kind("string"), "name": kind("string"), "function": object(schema{"name": kind("string")})}, "type"))
+	textOrNull     = nullable(kind("string"))
+	namedIn        = schema{"type": textOrNull, "name": textOrNull, "function": nullable(object(schema{"name": textOrNull}))}
+	namedTools     = nullable(list(nullable(object(namedIn))))
+	toolChoiceIn   = either(enum("auto", "none", "required", "any"), object(schema{"type": kind("string"), "name": textOrNull, "function": namedIn["function"],
+		"mode": textOrNull, "tools": namedTools, "allowed_tools": nullable(object(schema{"mode": textOrNull, "tools": namedTools}))}, "type"))
 
 	blockIn = either(
 		textPartIn,

@@ -3,7 +3,10 @@ package httpapi
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+
+	"sparkbar/engine"
 )
 
 // Prompts are OpenAI-shaped messages, whatever the dialect. This file holds
@@ -109,67 +112,100 @@ type function struct {
 	Parameters  json.RawMessage `json:"parameters,omitempty"`
 }
 
-// offered applies tool_choice: it returns the tools that the prompt offers and
-// whether calls are wanted at all. names[i] belongs to tools[i]. Until decoding
-// can be constrained, "required" offers the tools and leaves the call to the
-// model.
-func offered(choice json.RawMessage, tools []json.RawMessage, names []string) ([]json.RawMessage, *apiError) {
-	if len(choice) == 0 || string(choice) == "null" {
-		return tools, nil
+// offer puts the tools that a request offers into its prompt, as tool_choice has
+// it; names[i] belongs to tools[i]. An answer that must be a call begins as one:
+// see engine.Prompt.
+func (f *fields) offer(p *engine.Prompt, tools []json.RawMessage, names []string) {
+	tools, names, p.MustCall = f.chosen(tools, names)
+	if len(tools) == 0 {
+		p.MustCall = false
+		return
 	}
-	bad := func() *apiError {
-		return invalid("tool_choice", "'tool_choice' must be auto, none, required or name a function, got %s", quote(choice))
+	p.Tools = encode(tools)
+	if p.MustCall && len(tools) == 1 {
+		p.CallName = names[0]
 	}
-	if choice[0] == '"' {
-		switch unquote(choice) {
-		case "auto", "required", "any":
-			return tools, nil
-		case "none":
-			return nil, nil
-		}
-		return nil, bad()
+}
+
+// chosen reads tool_choice: which of the tools the prompt offers, and whether one
+// of them must be called.
+func (f *fields) chosen(tools []json.RawMessage, names []string) (_ []json.RawMessage, _ []string, must bool) {
+	choice, ok := f.get("tool_choice")
+	if !ok {
+		return tools, names, false
 	}
-	var c struct {
-		Type     string `json:"type"`
+	bad := func() (_ []json.RawMessage, _ []string, _ bool) {
+		f.fail(invalid("tool_choice", "'tool_choice' must be auto, none, required or name a function, got %s", quote(choice)))
+		return
+	}
+	type named struct {
 		Name     string `json:"name"`
 		Function struct {
 			Name string `json:"name"`
 		} `json:"function"`
 	}
-	if choice[0] != '{' || json.Unmarshal(choice, &c) != nil || c.Type == "" {
-		return nil, bad()
+	type allowed struct {
+		Mode  string  `json:"mode"`
+		Tools []named `json:"tools"`
 	}
-	name := c.Name
-	if name == "" {
-		name = c.Function.Name
+	var c struct {
+		Type string `json:"type"`
+		named
+		allowed
+		Nested *allowed `json:"allowed_tools"`
 	}
-	switch c.Type {
-	case "auto", "any", "required", "allowed_tools":
-		return tools, nil
-	case "none":
-		return nil, nil
-	case "function", "tool":
-		for i, n := range names {
-			if n == name && name != "" {
-				return tools[i : i+1], nil
-			}
+	switch {
+	case choice[0] == '"':
+		if c.Type = unquote(choice); !slices.Contains([]string{"auto", "none", "required", "any"}, c.Type) {
+			return bad()
 		}
-		return nil, invalid("tool_choice", "'tool_choice' names the function '%s', which is not in 'tools'", shorten(name))
+	case choice[0] != '{' || json.Unmarshal(choice, &c) != nil || c.Type == "":
+		return bad()
 	}
-	return tools, nil // a tool type that this server does not offer
+	var only []named
+	switch c.Type {
+	case "none":
+		return nil, nil, false
+	case "auto":
+		return tools, names, false
+	case "required", "any":
+		return tools, names, true
+	case "function", "tool":
+		only, must = []named{c.named}, true
+	case "allowed_tools":
+		if c.Nested != nil {
+			c.allowed = *c.Nested
+		}
+		only, must = c.Tools, c.Mode == "required"
+	default:
+		return tools, names, false // a tool type that this server does not offer
+	}
+	var list []json.RawMessage
+	var kept []string
+	for _, n := range only {
+		name := n.Name
+		if name == "" {
+			name = n.Function.Name
+		}
+		i := slices.Index(names, name)
+		if i < 0 || name == "" {
+			f.fail(invalid("tool_choice", "'tool_choice' names the function '%s', which is not in 'tools'", shorten(name)))
+			return nil, nil, false
+		}
+		list, kept = append(list, tools[i]), append(kept, name)
+	}
+	return list, kept, must
 }
 
-// toolList joins tools for the prompt; nil if there are none.
-func toolList(tools []json.RawMessage) json.RawMessage {
-	if len(tools) == 0 {
-		return nil
-	}
-	return encode(tools)
+// oneCall reads parallel_tool_calls: whether the answer ends with its first call.
+func (f *fields) oneCall() bool {
+	b := f.boolean("parallel_tool_calls")
+	return b != nil && !*b
 }
 
-// chatTools reads tools and tool_choice of a chat request. Functions pass as
+// chatTools reads tools and tool_choice of a chat request into its prompt. Functions pass as
 // they are; other kinds of tools have no form in a template and are left out.
-func (f *fields) chatTools() json.RawMessage {
+func (f *fields) chatTools(p *engine.Prompt) {
 	var tools []json.RawMessage
 	var names []string
 	for i, v := range f.list("tools") {
@@ -177,7 +213,7 @@ func (f *fields) chatTools() json.RawMessage {
 		t := f.nested(path, v)
 		if t == nil {
 			f.fail(invalid(path, "'%s' must be an object", path))
-			return nil
+			return
 		}
 		if kind := t.text("type"); t.err == nil && kind != nil && *kind != "function" {
 			continue
@@ -185,21 +221,16 @@ func (f *fields) chatTools() json.RawMessage {
 		fn := t.object("function")
 		if fn == nil || t.err != nil {
 			f.fail(invalid(path+".function", "'%s.function' must be an object with a name", path))
-			return nil
+			return
 		}
 		name := fn.text("name")
 		if name == nil || *name == "" {
 			f.fail(invalid(path+".function.name", "'%s.function.name' must be a string", path))
-			return nil
+			return
 		}
 		tools, names = append(tools, v), append(names, *name)
 	}
-	choice, _ := f.get("tool_choice")
-	tools, err := offered(choice, tools, names)
-	if err != nil {
-		f.fail(err)
-	}
-	return toolList(tools)
+	f.offer(p, tools, names)
 }
 
 // roleMapping reads role_mapping: prefixes by role, for models without a chat

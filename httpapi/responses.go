@@ -139,8 +139,8 @@ func (s *Server) responses(c *gin.Context) *apiError {
 		Metadata: json.RawMessage("{}"), ToolChoice: json.RawMessage(`"auto"`), Tools: json.RawMessage("[]")}
 	req := engine.Request{Model: model.id, ID: r.object.ID, Client: clientName(c.Request), Reasoning: true, Logprobs: -1}
 	req.Prompt.Messages, req.Prompt.FoldSystem = f.responsesInput(r.object.Instructions), true
-	req.Prompt.Tools = f.responsesTools()
-	req.Tools = req.Prompt.Tools != nil
+	f.responsesTools(&req.Prompt)
+	req.Tools, req.OneCall = req.Prompt.Tools != nil, f.oneCall()
 	req.Prompt.Kwargs = f.templateKwargs()
 	var effort *string
 	if o := f.object("reasoning"); o != nil {
@@ -193,9 +193,7 @@ func (r *responseRequest) echo(f *fields, req engine.Request) {
 		o.MaxOutputTokens = &req.MaxTokens
 	}
 	o.Temperature, o.TopP = req.Sampling.Temperature, req.Sampling.TopP
-	if b := f.boolean("parallel_tool_calls"); b != nil {
-		o.ParallelToolCalls = *b
-	}
+	o.ParallelToolCalls = !req.OneCall
 	if m := f.object("metadata"); m != nil {
 		for key := range m.raw {
 			m.text(key)
@@ -618,9 +616,10 @@ func outputOf(v json.RawMessage, path string) (string, *apiError) {
 	return string(v), nil
 }
 
-// responsesTools reads tools, flat or nested as in chat requests. Kinds other
+// responsesTools reads tools, flat or nested as in chat requests, and tool_choice
+// into a prompt. Kinds other
 // than functions have no form in a chat template and are left out.
-func (f *fields) responsesTools() json.RawMessage {
+func (f *fields) responsesTools(p *engine.Prompt) {
 	var tools []json.RawMessage
 	var names []string
 	for i, v := range f.list("tools") {
@@ -631,7 +630,7 @@ func (f *fields) responsesTools() json.RawMessage {
 		}
 		if v[0] != '{' || json.Unmarshal(v, &t) != nil || t.Type == "" {
 			f.fail(invalid("tools", "'tools[%d]' must be an object with type and name", i))
-			return nil
+			return
 		}
 		fn := t.function
 		if fn.Name == "" {
@@ -643,10 +642,5 @@ func (f *fields) responsesTools() json.RawMessage {
 		tools = append(tools, encode(tool{"function", fn}))
 		names = append(names, fn.Name)
 	}
-	choice, _ := f.get("tool_choice")
-	tools, err := offered(choice, tools, names)
-	if err != nil {
-		f.fail(err)
-	}
-	return toolList(tools)
+	f.offer(p, tools, names)
 }

@@ -27,6 +27,11 @@ type thoughtTags struct {
 type channelFormat struct {
 	ends  []string // markers that end a body
 	route func(header string) route
+
+	// call is the beginning of a call, see Format.BeginCall; nil: calls stand in
+	// the body of an answer, whose header is answer.
+	call   func(name string) string
+	answer string
 }
 
 // route is where the body of a channel goes.
@@ -56,10 +61,10 @@ var thoughtTable = []*thoughtTags{
 		drop:   []string{"<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"}},
 	// gpt-oss (harmony)
 	{tokens: []string{channelStart, channelMessage, channelName},
-		channels: &channelFormat{ends: []string{"<|end|>", "<|return|>", "<|call|>"}, route: harmonyRoute}},
+		channels: &channelFormat{ends: []string{"<|end|>", "<|return|>", "<|call|>"}, route: harmonyRoute, call: beginHarmony}},
 	// Muse
 	{tokens: []string{channelStart, channelMessage, "<|eom|>"},
-		channels: &channelFormat{ends: []string{"<|eom|>"}, route: museRoute}},
+		channels: &channelFormat{ends: []string{"<|eom|>"}, route: museRoute, answer: " to=user" + channelMessage}},
 }
 
 // harmonyRoute reads headers such as "assistant<|channel|>analysis" and

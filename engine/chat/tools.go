@@ -29,6 +29,11 @@ type toolFormat struct {
 	// begin with what it returned for a shorter one.
 	partial func(body string, s schemas) (name, args string, ok bool)
 
+	// begin is how a call of a function begins, as far as that is the same for all
+	// arguments; with name "", as far as it is the same for all functions. template
+	// is the model's.
+	begin func(name, template string) string
+
 	// render is the inverse of parse: markers and all, as the family's templates do.
 	render func(calls []parsedCall) string
 
@@ -73,67 +78,80 @@ func containsAny(parts ...string) func(string) bool {
 var toolTable = []*toolFormat{
 	{
 		name: "minimax_m2", start: "<minimax:tool_call>", end: "</minimax:tool_call>",
+		begin: beginning("<minimax:tool_call>\n<invoke name=\"", "\">\n"),
 		parse: parseInvoke, render: renderInvoke, inValue: openTag("<parameter name=", "</parameter>"),
 		detect: contains("<minimax:tool_call>"),
 	},
 	{
 		name: "gemma4", start: "<|tool_call>", end: "<tool_call|>",
+		begin:   beginning("<|tool_call>call:", "{"),
 		parse:   func(b string, _ schemas) ([]parsedCall, error) { return parseGemma(b, gemmaQuote, false) },
 		render:  func(c []parsedCall) string { return renderGemma(c, gemmaQuote) },
 		inValue: oddQuotes(gemmaQuote), detect: contains("<|tool_call>", "<tool_call|>"),
 	},
 	{
 		name: "function_gemma", start: "<start_function_call>", end: "<end_function_call>",
+		begin:   beginning("<start_function_call>call:", "{"),
 		parse:   func(b string, _ schemas) ([]parsedCall, error) { return parseGemma(b, escapeQuote, true) },
 		render:  func(c []parsedCall) string { return renderGemma(c, escapeQuote) },
 		inValue: oddQuotes(escapeQuote), detect: contains("<start_function_call>"),
 	},
 	{
 		name: "longcat", start: "<longcat_tool_call>", end: "</longcat_tool_call>",
+		begin:   beginning("<longcat_tool_call>", ""),
 		parse:   func(b string, s schemas) ([]parsedCall, error) { return parseLongcat(b, s) },
 		render:  func(c []parsedCall) string { return renderArgKeys(c, "longcat_") },
 		inValue: openTag("<longcat_arg_value>", "</longcat_arg_value>"), detect: contains("<longcat_tool_call>"),
 	},
 	{
 		name: "glm47", start: "<tool_call>", end: "</tool_call>",
+		begin: beginning("<tool_call>", ""),
 		parse: parseGLM, render: func(c []parsedCall) string { return renderArgKeys(c, "") },
 		inValue: openTag("<arg_value>", "</arg_value>"), detect: contains("<arg_key>"),
 	},
 	{
 		name: "pythonic", start: "<|tool_call_start|>", end: "<|tool_call_end|>",
+		begin: beginning("<|tool_call_start|>[", "("),
 		parse: parsePythonic, render: renderPythonic, inValue: inPythonString,
 		detect: containsAny("<|tool_list_start|>", "<|tool_call_start|>"),
 	},
 	{
 		name: "qwen3_coder", start: "<tool_call>", end: "</tool_call>",
+		begin: beginning("<tool_call>\n<function=", ">\n"),
 		parse: parseQwenXML, partial: partialQwen, render: renderQwenXML, inValue: openTag("<parameter=", "</parameter>"),
 		detect: containsAny("<tool_call>\\n<function=", "<tool_call>\n<function="),
 	},
 	{
 		name: "kimi_k2", start: "<|tool_calls_section_begin|>", end: "<|tool_calls_section_end|>",
+		begin: beginning("<|tool_calls_section_begin|><|tool_call_begin|>functions.", ":"),
 		parse: parseKimi2, render: renderKimi2, detect: contains("<|tool_calls_section_begin|>"),
 	},
 	{
 		name: "minicpm5", start: "<function name=", end: "</function>",
+		begin: beginning("<function name=\"", "\">"),
 		parse: parseMiniCPM, render: renderMiniCPM, inValue: openTag("<![CDATA[", "]]>"),
 		detect: contains(`<function name="`, `<param name="`),
 	},
 	{
 		name: "mistral", start: "[TOOL_CALLS]",
+		begin: beginMistral,
 		parse: parseMistral, render: renderMistral, detect: contains("[TOOL_CALLS]"),
 	},
 	{
 		name: "muse_spark", start: "<atem:function_calls>", end: "</atem:function_calls>",
+		begin: beginning("<atem:function_calls>\n<atem:invoke name=\"", "\">\n"),
 		parse: parseAtem, render: renderAtem, inValue: openTag("<atem:parameter ", "</atem:parameter>"),
 		detect: contains("<atem:function_calls>"),
 	},
 	{
 		name: "json_tools", start: "<tool_call>", end: "</tool_call>",
+		begin: beginning("<tool_call>\n{\"name\": \"", "\","),
 		parse: parseJSONCalls, partial: partialJSON, render: renderJSONCalls, inValue: inJSONString,
 		detect: contains("<tool_call>", "tool_call.name"),
 	},
 	{
 		name: "kimi_k3", start: "<|open|>tools<|sep|>", end: "<|close|>tools<|sep|>",
+		begin: beginning("<|open|>tools<|sep|><|open|>call tool=\"", "\""),
 		parse: parseKimi3, render: renderKimi3,
 	},
 }
