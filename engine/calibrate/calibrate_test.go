@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -326,6 +327,49 @@ func TestPatientController(t *testing.T) {
 	play(1600, true)
 	if drafted, _ := play(80, true); drafted != 80 {
 		t.Errorf("%d of 80 rounds draft although everything is accepted", drafted)
+	}
+}
+
+// TestRequestBegins: a request drafts from its first round on where earlier ones say
+// that it is worth it, else it tries one draft a little later.
+func TestRequestBegins(t *testing.T) {
+	costs := &Costs{Verify: NewCurve(map[int]float64{1: 40, 2: 44, 8: 80}), Drafter: NewCurve(map[int]float64{1: 8, 7: 8})}
+	for _, accepts := range []bool{true, false} {
+		all := NewController(costs, ControllerConfig{MaxCap: 7, Park: true, Patient: true})
+		for range 8 { // requests that say so
+			c := all.Begin(0)
+			for range 40 {
+				cap, accepted := c.Cap(), 0
+				if accepts {
+					accepted = cap
+				}
+				c.Update(cap, accepted, accepted+1, costs.round(cap, 0))
+			}
+		}
+		c := all.Begin(0)
+		var caps []int
+		for range firstTry + 1 {
+			caps = append(caps, c.Cap())
+			c.Update(c.Cap(), 0, 1, costs.round(c.Cap(), 0))
+		}
+		if want := []int{0, 0, 1}; accepts && caps[0] < 4 || !accepts && !slices.Equal(caps, want) {
+			t.Errorf("accepted before: %v; the next request drafts %v", accepts, caps)
+		}
+	}
+}
+
+// TestCopiesTimed: copies that take longer than was measured are tried less.
+func TestCopiesTimed(t *testing.T) {
+	costs := &Costs{Verify: NewCurve(map[int]float64{1: 40, 2: 41, 8: 48}), Drafter: Constant(8)}
+	for _, factor := range []float64{1, 3} {
+		c := NewController(costs, ControllerConfig{MaxCap: 7, Park: true, Patient: true}).Begin(0)
+		for range enoughTimings {
+			c.Update(0, 0, 1, 40)
+			c.Copied(6, 6, 6, 2, factor*costs.Verify.At(7))
+		}
+		if n := c.Copies(6, 6); (n > 1) != (factor == 1) {
+			t.Errorf("copies that take %v times as long as measured: %d of 6 are tried", factor, n)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ type Controller struct {
 	shared      *Controller // that began it
 	request     *request
 	times       map[int]ratio // by cap
+	copies      ratio         // of rounds with copies
 	curve       Curve         // of forwards by their rows
 	timedRounds int
 

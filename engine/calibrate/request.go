@@ -12,7 +12,9 @@ const (
 	recency      = 0.93 // weight of an observation against that of the one after it
 	sharedWeight = 0.02 // of an observation in what requests share
 	leastPrior   = 0.45 // a request's first drafts are worth a try
-	firstCap     = 2    // of a request at most, as long as it has not tried
+	surely       = 1.3  // gain from which on a request drafts from its first round on;
+	firstTry     = 2    // below, from this one, in the hope that it is not a short answer,
+	firstCap     = 1    // at most so many, as long as it has not tried
 	enoughTries  = 4    // so many drafts
 	fasterWeight = 0.2  // of a round's time in the estimate for its cap, if it took less,
 	slowerWeight = 0.05 // and if it took longer: what disturbs only ever adds
@@ -27,6 +29,7 @@ const (
 // request is the state of a patient controller's request.
 type request struct {
 	drafts, short, long trials // of the drafter, of copies
+	sure                bool   // earlier requests say that drafts are worth it
 }
 
 // trials count how many drafts were accepted, given that all before them were.
@@ -58,9 +61,34 @@ func (c *Controller) Begin(depth int) *Controller {
 		return c
 	}
 	r := &Controller{costs: c.costs, maxCap: c.maxCap, park: c.park, probe: c.probe, patient: true, shared: c, gap: firstGap, depth: c.depth, request: &request{}}
-	r.best = r.choose()
+	if r.request.sure = !c.park || r.gain(firstCap) >= surely; r.request.sure {
+		r.best = r.choose()
+	} else {
+		r.next = firstTry
+	}
 	r.p = r.acceptance()
 	return r
+}
+
+// gain is the rate at a cap over that without drafts, as the request sees it.
+func (c *Controller) gain(cap int) float64 {
+	if plain := c.rateOf(0); plain > 0 {
+		return c.rateOf(cap) / plain
+	}
+	return 0
+}
+
+// rateOf is the rate at a cap, as the request sees it.
+func (c *Controller) rateOf(cap int) float64 {
+	s := c.shared
+	ratio := s.corr
+	if t := s.times[cap]; t.rounds >= enoughTimings {
+		ratio = t.ratio
+	}
+	if ms := ratio * s.costs.round(cap, c.depth); ms > 0 {
+		return Expected(cap, c.acceptance()) / ms
+	}
+	return 0
 }
 
 // acceptance is the chance of a draft in this request.
@@ -107,49 +135,28 @@ func (c *Controller) timed(cap, depth int, ms float64) {
 	if ms <= 0 {
 		return
 	}
-	x := ms / c.costs.round(cap, depth)
 	known := c.times[cap]
-	if math.IsInf(x, 0) || math.IsNaN(x) || x > disturbed*max(known.ratio, c.corr) {
+	x := ms / c.costs.round(cap, depth)
+	if !known.follow(x, c.corr) {
 		return
 	}
-	follow := func(y float64, first bool) float64 {
-		switch {
-		case first:
-			return x
-		case x < y:
-			return y + fasterWeight*(x-y)
-		}
-		return y + slowerWeight*(x-y)
-	}
-	known.ratio = follow(known.ratio, known.rounds == 0)
-	known.rounds++
 	c.times[cap] = known
 	if cap > 0 { // for caps that were not timed yet
-		c.corr = follow(c.corr, c.timedRounds == 0)
-		c.timedRounds++
+		all := ratio{c.corr, c.timedRounds}
+		all.follow(x, c.corr)
+		c.corr, c.timedRounds = all.ratio, all.rounds
 	}
 }
 
 // choose returns the cap with the best rate for the request, 0 if drafts do not
 // pay.
 func (c *Controller) choose() int {
-	p, s := c.acceptance(), c.shared
-	rate := func(cap int) float64 {
-		ratio := s.corr
-		if t := s.times[cap]; t.rounds >= enoughTimings {
-			ratio = t.ratio
-		}
-		if ms := ratio * s.costs.round(cap, c.depth); ms > 0 {
-			return Expected(cap, p) / ms
-		}
-		return 0
-	}
 	best, most, largest := 1, 0.0, c.maxCap
-	if c.request.drafts.tries < enoughTries {
+	if !c.request.sure && c.request.drafts.tries < enoughTries {
 		largest = min(largest, firstCap)
 	}
 	for cap := 1; cap <= largest; cap++ {
-		r := rate(cap)
+		r := c.rateOf(cap)
 		if cap == c.best {
 			r *= hysteresis
 		}
@@ -157,7 +164,7 @@ func (c *Controller) choose() int {
 			best, most = cap, r
 		}
 	}
-	if c.park && rate(best) < parkMargin*rate(0) {
+	if c.park && c.gain(best) < parkMargin {
 		return 0
 	}
 	return best
@@ -172,9 +179,16 @@ func (c *Controller) Copies(n, base int) int {
 	}
 	t, prior := c.request.of(n, base)
 	p := t.p(prior)
-	curve := c.shared.curve
 	rate := func(k int) float64 {
-		if ms := curve.At(k+1) + c.costs.deeper(k+1, c.depth); ms > 0 {
+		ratio := c.shared.times[0]
+		if k > 0 && c.shared.copies.rounds >= enoughTimings {
+			ratio = c.shared.copies
+		}
+		ms := c.copying(k)
+		if ratio.rounds >= enoughTimings {
+			ms *= ratio.ratio
+		}
+		if ms > 0 {
 			return Expected(k, p) / ms
 		}
 		return 0
@@ -196,11 +210,18 @@ func (c *Controller) Copies(n, base int) int {
 	return best
 }
 
-// Copied takes in a round that tried copies.
-func (c *Controller) Copied(n, base, tried, accepted int) {
+// copying is the expected time of a round with k copies.
+func (c *Controller) copying(k int) float64 {
+	return c.shared.curve.At(k+1) + c.costs.deeper(k+1, c.depth)
+}
+
+// Copied takes in a round that tried copies, and its time in milliseconds; 0 = not
+// timed.
+func (c *Controller) Copied(n, base, tried, accepted int, ms float64) {
 	if c.request == nil {
 		return
 	}
+	c.shared.copies.follow(ms/c.copying(tried), c.shared.corr)
 	t, _ := c.request.of(n, base)
 	t.see(tried, accepted)
 	switch t.skipped = 0; {
@@ -222,4 +243,22 @@ func (r *request) of(n, base int) (*trials, float64) {
 type ratio struct {
 	ratio  float64
 	rounds int
+}
+
+// follow takes in that a round took x times the expected time, where usual is what
+// others take, and reports whether it counts.
+func (r *ratio) follow(x, usual float64) bool {
+	if x <= 0 || math.IsInf(x, 0) || math.IsNaN(x) || x > disturbed*max(r.ratio, usual) {
+		return false
+	}
+	switch {
+	case r.rounds == 0:
+		r.ratio = x
+	case x < r.ratio:
+		r.ratio += fasterWeight * (x - r.ratio)
+	default:
+		r.ratio += slowerWeight * (x - r.ratio)
+	}
+	r.rounds++
+	return true
 }

@@ -40,6 +40,10 @@ type Job struct {
 	// NoStore keeps the conversation out of the prefix store, both ways.
 	NoStore bool
 
+	// Prompted is told the log-probabilities of the prompt's tokens, each after those
+	// before it, in order and from the second token on; nil = nobody wants them. With
+	// it the whole prompt is read: NoStore must be set.
+	Prompted func(tokens []Token)
 	// Prefill is told how many prompt tokens are in the cache.
 	Prefill func(done, total int)
 	// Round is told about each round before its tokens are emitted.

@@ -102,6 +102,10 @@ func (g *generation) read(room int) error {
 		want = lastRow
 	}
 	g.out.TargetForwards = 1 // all chunks of a prompt are one forward of it
+	if g.j.Prompted != nil {
+		g.readAll(end)
+		return nil
+	}
 	g.plan(g.j.Prompt[g.at:end], want)
 	return nil
 }
@@ -114,6 +118,9 @@ func (g *generation) plan(ids []int32, want outputs) {
 // readOn ends a step that read prompt: it remembers the past at marks and, at
 // the end of the prompt, commits the first token.
 func (g *generation) readOn() (done bool, err error) {
+	if g.j.Prompted != nil {
+		g.prompted()
+	}
 	g.at += len(g.share.ids)
 	if len(g.marks) > 0 && g.at == g.marks[0] {
 		if err := g.snapshot(len(g.marks) == 1); err != nil {
@@ -305,9 +312,6 @@ func (g *generation) roundOn(alone bool) (done bool) {
 		g.drafted.learn(&g.r.drafted, len(g.prop.Tokens), g.n)
 	case FromLookup:
 		g.copies.learn(&g.r.copies, len(g.prop.Tokens), g.n)
-		if j.Controller != nil {
-			j.Controller.Copied(g.offered, g.index.Draft(), len(g.prop.Tokens), g.n)
-		}
 	}
 	g.out.Rounds++
 	g.out.RolledBack += rd.RolledBack
@@ -320,12 +324,16 @@ func (g *generation) roundOn(alone bool) (done bool) {
 	now := g.r.now()
 	rd.Time = now.Sub(g.last)
 	g.last = now
-	if j.Controller != nil && rd.Source != FromLookup {
+	if j.Controller != nil {
 		ms := float64(rd.Time) / float64(time.Millisecond)
 		if !alone {
 			ms = 0
 		}
-		j.Controller.Update(rd.Cap, g.n, len(g.next), ms)
+		if rd.Source == FromLookup {
+			j.Controller.Copied(g.offered, g.index.Draft(), len(g.prop.Tokens), g.n, ms)
+		} else {
+			j.Controller.Update(rd.Cap, g.n, len(g.next), ms)
+		}
 	}
 	g.report(rd)
 	return g.commit(g.next)

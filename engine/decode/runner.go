@@ -91,6 +91,8 @@ func (r *Runner) Check(j *Job) error {
 		return errors.New("no drafter is loaded")
 	case j.Adapter != nil && !j.Adapter.Of(r.t.model):
 		return errors.New("the adapter was loaded for another model")
+	case j.Prompted != nil && !j.NoStore:
+		return errors.New("log-probabilities of a prompt that is not read")
 	case j.Tail < 0:
 		return fmt.Errorf("the tail of the prompt has %d tokens", j.Tail)
 	case r.Need(j) > r.opts.Positions:

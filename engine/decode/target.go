@@ -111,6 +111,7 @@ const (
 	allRows outputs = iota
 	lastRow
 	noRows
+	promptRows // all, of a prompt
 )
 
 func (t *target) close() {
