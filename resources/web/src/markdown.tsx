@@ -1,7 +1,7 @@
 // Answers of models are markdown; whatever HTML they contain is made harmless.
 import DOMPurify from "dompurify";
 import { marked } from "marked";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { copy } from "./ui";
 
 const escaped = (text: string) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
@@ -15,7 +15,7 @@ export function html(text: string): string {
 
 export function Markdown(p: { text: string }) {
   const box = useRef<HTMLDivElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const el = box.current!;
     el.innerHTML = html(p.text);
     for (const a of el.querySelectorAll("a")) {

@@ -60,14 +60,23 @@ export function addRound(r: Round) {
   });
 }
 
-/** refresh asks for what events do not carry. */
-export async function refresh() {
-  try {
-    const [status, running] = await Promise.all([get<Status>("/admin/status"), get<{ requests: RunningRequest[] }>("/admin/requests")]);
-    set({ status, requests: running.requests, downloads: status.downloads ?? [] });
-  } catch (e) {
-    if (e instanceof Failure && e.status === 401) set({ connection: "key" });
-  }
+let asking: Promise<void> | null = null, overtaken = false;
+
+/** refresh asks for what events do not carry. An answer that something has overtaken is asked for again, so that the latest one counts. */
+export function refresh(): Promise<void> {
+  overtaken = true;
+  return asking ??= (async () => {
+    while (overtaken) {
+      overtaken = false;
+      try {
+        const [status, running] = await Promise.all([get<Status>("/admin/status"), get<{ requests: RunningRequest[] }>("/admin/requests")]);
+        if (!overtaken) set({ status, requests: running.requests, downloads: status.downloads ?? [] });
+      } catch (e) {
+        if (e instanceof Failure && e.status === 401) set({ connection: "key" });
+      }
+    }
+    asking = null;
+  })();
 }
 
 function onRequest(e: RequestEvent) {
@@ -89,10 +98,15 @@ function onEvent(name: string, data: string) {
     }
     case "round": addRound(v); break;
     case "prefill": set({ prefill: v.done ? null : v }); break;
-    case "request": onRequest(v); break;
+    case "request":
+      overtaken = true;
+      onRequest(v);
+      break;
     case "download": {
+      overtaken = true;
       const others = state.downloads.filter((d) => d.id !== v.id);
-      set({ downloads: ["done", "failed", "cancelled"].includes(v.state) && !v.error ? others : [...others, v] });
+      // One that failed stays, with its reason; what somebody has cancelled goes.
+      set({ downloads: v.state === "cancelled" || ["done", "failed"].includes(v.state) && !v.error ? others : [...others, v] });
       break;
     }
   }
