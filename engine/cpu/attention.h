@@ -267,22 +267,31 @@ static void soften(const sb_attention *a, float *s, int64_t from, int64_t to, fl
 	*sum = v_sum(total);
 }
 
+// What is read after a page, to be fetched while it is worked on.
+typedef struct {
+	const uint8_t *p;
+	int64_t lines;
+} stretch;
+
+INL stretch stretch_of(const uint8_t *p, int64_t from, int64_t to, int64_t ld) { return (stretch){p + from * ld, ((to - from) * ld + 63) / 64}; }
+
+INL void fetch(stretch *s, int64_t lines) {
+	for (lines = min64(lines, s->lines), s->lines -= lines; lines > 0; lines--, s->p += 64)
+		__builtin_prefetch(s->p);
+}
+
 // Query i sees positions [from[i], to[i]) of a page; n of them, which all lie in
 // the loaded [first, last). Rows that are loaded but not visible do no harm to
 // scores, which are overwritten, and are not read as values.
-INL void attend(int dtype, const sb_attention *a, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, const kv_page *kv, const kv_page *next, int64_t first, int64_t last, partials p, float *score) {
-	const int64_t kd = a->kv.kdim, vd = a->kv.vdim;
+INL void attend(int dtype, const sb_attention *a, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, const kv_page *kv, stretch *next, int64_t first, int64_t last, partials p, float *score) {
+	const int64_t kd = a->kv.kdim, vd = a->kv.vdim, steps = (last - (first & ~3) + 3) / 4, most[2] = {(next[0].lines + steps - 1) / steps, (next[1].lines + steps - 1) / steps};
 	for (int64_t i = 0, m; i < n; i += m) {
 		m = query_tile(n - i);
 		for (int64_t j = first & ~3; j < last; j += 4) {
 			const uint8_t *k = kv->k + j * kv->ldk;
 			float *s = score + i * PAGE + j;
-			if (i == 0) {
-				for (int64_t b = 0; b < 4 * next->ldk; b += 64)
-					__builtin_prefetch(next->k + j * next->ldk + b);
-				for (int64_t b = 0; b < 4 * next->ldv; b += 64)
-					__builtin_prefetch(next->v + j * next->ldv + b);
-			}
+			fetch(next, most[0]);
+			fetch(next + 1, most[1]);
 #define SCORES(m) scores_of(m, dtype, q + i, kd, k, kv->ldk, s)
 			QUERIES(m, SCORES)
 		}
@@ -308,18 +317,17 @@ INL void attend(int dtype, const sb_attention *a, int64_t n, const float *const 
 	}
 }
 
-// after: the page that comes next, -1 = none.
-static void attend_page(const sb_attention *a, int64_t page, int64_t after, int64_t head, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, int64_t first, int64_t last, partials p, float *score, float *buf) {
+static void attend_page(const sb_attention *a, int64_t page, stretch *next, int64_t head, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, int64_t first, int64_t last, partials p, float *score, float *buf) {
 	const sb_kv *kv = &a->kv;
 	const int whole = kv->kdim % W == 0 && kv->vdim % W == 0;
-	kv_page at = page_of_head(kv, page, head), next = page_of_head(kv, after < 0 ? page : after, head);
+	kv_page at = page_of_head(kv, page, head);
 	if (!kv->bits && kv->dtype == SB_F32)
-		attend(SB_F32, a, n, q, from, to, &at, &next, first, last, p, score);
+		attend(SB_F32, a, n, q, from, to, &at, next, first, last, p, score);
 	else if (!kv->bits && kv->dtype == SB_F16 && n <= 2 * QUERY_TILE && whole) // few use each element: decoded on the way
-		attend(SB_F16, a, n, q, from, to, &at, &next, first, last, p, score);
+		attend(SB_F16, a, n, q, from, to, &at, next, first, last, p, score);
 	else {
 		at = page_decode(kv, page, head, first, last, buf);
-		attend(SB_F32, a, n, q, from, to, &at, &next, first, last, p, score);
+		attend(SB_F32, a, n, q, from, to, &at, next, first, last, p, score);
 	}
 }
 
@@ -360,6 +368,17 @@ INL float *part_at(const sb_attention *a, int64_t r, int64_t h, int64_t block) {
 	return (float *)a->part + ((r * a->heads + h) * a->table.cols + block) * a->part_size;
 }
 
+// Where a head of a block of a segment lies, as far as [lo, hi) is in it.
+static void after(const sb_attention *a, int64_t segment, int64_t block, int64_t head, int64_t lo, int64_t hi, stretch *next) {
+	const int64_t page = page_of(a->table, &a->kv, segment, block), from = max64(lo - block * PAGE, 0), to = min64(hi - block * PAGE, PAGE);
+	if (page < 0 || from >= to)
+		return;
+	const kv_page at = page_of_head(&a->kv, page, head);
+	next[0] = stretch_of(at.k, from, to, at.ldk);
+	if (a->kv.v)
+		next[1] = stretch_of(at.v, from, to, at.ldv);
+}
+
 // A chunk is (rows, KV head, range of pages); neighbouring rows of one segment
 // share the decoded pages. With one range the pages are merged at once, else their
 // partial sums are left for run_attnmerge; both merge in page order. Query i of a
@@ -378,6 +397,7 @@ static void run_attention(const void *args, int64_t chunk, uint8_t *scratch) {
 	float *accs = (float *)(to + most), *score = accs + most * padded(vd), *buf = score + most * PAGE;
 	memset(score, 0, most * PAGE * 4);
 	memset(scratch, 0, 8 * most * sizeof(float)); // vectors may have more lanes than there are queries
+	stretch next[2];
 	for (int64_t r0 = tile * a->rows, r1; r0 < end; r0 = r1) {
 		const int64_t segment = irow(a->of, 0)[r0];
 		int64_t lo[SB_ATTN_ROWS], hi[SB_ATTN_ROWS], first = INT64_MAX, last = 0; // blocks that any row sees
@@ -410,8 +430,17 @@ static void run_attention(const void *args, int64_t chunk, uint8_t *scratch) {
 					p.sum[n] = -1; // not seen
 				}
 			}
-			if (page >= 0 && n > 0)
-				attend_page(a, page, b + 1 < bend ? page_of(a->table, &a->kv, segment, b + 1) : -1, head, n, q, from, to, low, high, p, score, buf);
+			if (page >= 0 && n > 0) {
+				memset(next, 0, sizeof next);
+				if (b + 1 < bend)
+					after(a, segment, b + 1, head, lo[0], hi[r1 - r0 - 1], next);
+				else if (r1 < end && a->splits == 1) {
+					int64_t l, h;
+					visible(a, r1, &l, &h);
+					after(a, irow(a->of, 0)[r1], l / PAGE, head, l, h, next);
+				}
+				attend_page(a, page, next, head, n, q, from, to, low, high, p, score, buf);
+			}
 			if (a->splits > 1) {
 				for (int64_t i = 0; i < n; i++) {
 					p.acc[i][-2] = p.max[i];

@@ -609,6 +609,9 @@ func (l *lowerer) attention(o compute.Attention) error {
 	if o.Rows.N > C.SB_ATTN_ROWS {
 		rows = C.SB_ATTN_ROWS
 	}
+	// Rows of sequences of their own share nothing: as few as give each thread some
+	// chunks.
+	rows = min(rows, max((o.Rows.N+o.Rows.Segments-1)/max(o.Rows.Segments, 1), o.Rows.N*o.KV.Heads/(3*l.threads)))
 	rows = max(min(rows, 64/per), 1)
 	c.rows = C.int64_t(rows)
 	// Each query's sums, addresses, values and scores; a page of K and of V.
