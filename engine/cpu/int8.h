@@ -263,8 +263,8 @@ static void packed_block(const sb_weight *w, const uint8_t *block, int64_t m, co
 }
 
 #if defined(SB_AMX)
-// Tiles: 0 sums, 1 sixteen rows of 32 codes of x, 2 eight vectors of weights; 3 and
-// 4 the same for 16 columns.
+// Tiles: 0 sums, 1 rows of 32 codes of x, 2 eight vectors of weights; 3 and 4 the
+// same for 16 columns.
 enum { AMX_ROWS = 16 };
 static void amx_begin(void) {
 	static const struct {
@@ -275,31 +275,41 @@ static void amx_begin(void) {
 	_tile_loadconfig(&c);
 }
 
-// block_of for m rows, a multiple of sixteen, that lie ldx bytes apart.
+// block_of for m rows, a multiple of sixteen, that lie ldx bytes apart. A tile is
+// loaded only once what wrote it has left the pipeline, so codes are unpacked EARLY
+// tiles ahead of their products, and sums are read LATE steps after.
 INL void amx_block_of(int code, int halves, int bias, const sb_weight *w, const uint8_t *p, int64_t m, const uint8_t *x, int64_t ldx, vf *z) {
-	enum { RING = 4 }; // a tile is loaded while the next ones are written
-	vb codes[RING][8];
-	vi sums[RING][2][AMX_ROWS];
+	enum { RING = 8, EARLY = 4, LATE = 2, SUMS = 4 };
+	struct {
+		vb codes[8];
+		vf s[2], b[2];
+	} ring[RING];
+	vi sums[SUMS][2][AMX_ROWS];
 	const vb table = code < SB_CODE_E2M1 ? (vb){0} : code_table(code);
 	vf s[2], b[2], k[2];
 	s[0] = s[1] = b[0] = b[1] = k[0] = k[1] = (vf){0};
 	for (int64_t i = 0; i < m; i++)
 		z[i] = (vf){0};
-	for (int64_t t = 0; t < w->cols / 32; t++, x += sizeof(record)) {
-		for (int i = 0; i <= code_bits(code) * 4 * W; i += 64)
-			__builtin_prefetch(p + AHEAD + i);
-		p = scales_at(w, halves, t, p, k, s, b);
-		vb *c = codes[t % RING];
+	const int64_t tiles = w->cols / 32, panels = m / AMX_ROWS, steps = tiles * panels;
+	int64_t unpacked = 0, t = 0, panel = 0, ended = 0, ended_panel = 0;
+	for (int64_t n = 0; n < steps + LATE; n++) {
+		for (const int64_t until = min64(t + EARLY, tiles); unpacked < until; unpacked++) {
+			for (int i = 0; i <= code_bits(code) * 4 * W; i += 64)
+				__builtin_prefetch(p + AHEAD + i);
+			p = scales_at(w, halves, unpacked, p, k, s, b);
+			const int64_t at = unpacked % RING;
+			for (int h = 0; h <= halves; h++)
+				ring[at].s[h] = s[h], ring[at].b[h] = b[h];
 #pragma GCC unroll 8
-		for (int j = 0; j < 8; j++)
-			c[j] = code_vector(code, p, j, table) ^ (uint8_t)(code_signed(code) ? 128 : 0);
-		p += code_bits(code) * 4 * W;
+			for (int j = 0; j < 8; j++)
+				ring[at].codes[j] = code_vector(code, p, j, table) ^ (uint8_t)(code_signed(code) ? 128 : 0);
+			p += code_bits(code) * 4 * W;
+		}
 		__asm__ volatile("" ::: "memory"); // loads of tiles do not say what they read
-		if (!halves)
-			_tile_loadd(2, c, 64);
-		for (int64_t i = 0; i < m; i += AMX_ROWS) {
-			const uint8_t *y = x + i * ldx;
-			vi(*d)[AMX_ROWS] = sums[(t + i / AMX_ROWS) % RING];
+		if (n < steps) {
+			const vb *c = ring[t % RING].codes;
+			const uint8_t *y = x + t * sizeof(record) + panel * AMX_ROWS * ldx;
+			vi(*d)[AMX_ROWS] = sums[n % SUMS];
 			if (halves)
 				for (int h = 0; h < 2; h++) {
 					_tile_loadd(3, y + 16 * h, ldx);
@@ -309,6 +319,8 @@ INL void amx_block_of(int code, int halves, int bias, const sb_weight *w, const 
 					_tile_stored(0, d[h], 64);
 				}
 			else {
+				if (panel == 0)
+					_tile_loadd(2, c, 64);
 				_tile_loadd(1, y, ldx);
 				_tile_zero(0);
 				if (code_signed(code))
@@ -317,12 +329,22 @@ INL void amx_block_of(int code, int halves, int bias, const sb_weight *w, const 
 					_tile_dpbsud(0, 1, 2);
 				_tile_stored(0, d[0], 64);
 			}
-			__asm__ volatile("" ::: "memory");
+			if (++panel == panels)
+				panel = 0, t++;
+		}
+		__asm__ volatile("" ::: "memory");
+		if (n >= LATE) {
+			const vf *sc = ring[ended % RING].s, *bi = ring[ended % RING].b;
+			const uint8_t *y = x + ended * sizeof(record) + ended_panel * AMX_ROWS * ldx;
+			vi(*d)[AMX_ROWS] = sums[(n - LATE) % SUMS];
+			vf *to = z + ended_panel * AMX_ROWS;
 #pragma GCC unroll 16
 			for (int j = 0; j < AMX_ROWS; j++) {
 				const vi both[2] = {d[0][j], halves ? d[1][j] : (vi){0}};
-				z[i + j] = add_columns(halves, bias, z[i + j], (const record *)(y + j * ldx), both, s, b);
+				to[j] = add_columns(halves, bias, to[j], (const record *)(y + j * ldx), both, sc, bi);
 			}
+			if (++ended_panel == panels)
+				ended_panel = 0, ended++;
 		}
 	}
 }

@@ -172,13 +172,13 @@ static void run_linear8(const sb_linear *a, int64_t chunk, uint8_t *scratch) {
 }
 
 #if defined(SB_AMX)
-// From twelve rows on; the level below does the rest.
+// From fourteen rows on; the level below does the rest.
 static void run_amx(const void *args, int64_t chunk, uint8_t *scratch) {
 	enum { TALL = 64 };
 	const sb_linear *a = args;
 	const sb_weight *w = (const sb_weight *)a->w, *up = (const sb_weight *)a->up;
 	linear_part l;
-	if (!a->q || a->list || a->x.rows < 12) {
+	if (!a->q || a->list || a->x.rows < 14) {
 		SB_BASE.run[SB_LINEAR](args, chunk, scratch);
 		return;
 	}
