@@ -31,9 +31,9 @@
 // GGUF, read where it lies; the conformance suite in float32, half and bfloat, the
 // goldens of all model families and greedy identity of the demo's drafters, with and
 // without the CPU's part; drills under a watch of each load and store, and faults put
-// into the kernels and into this package. What does not: no GPU has run any of it, the bridge has only been linked,
-// and times on the emulation say nothing. Experts of a prompt (MoELinear) do not use
-// the matrix units, nor do they go to the CPU.
+// into the kernels and into this package. What does not: no GPU has run any of it, the
+// bridge has only been linked, and times on the emulation say nothing. The CPU has no
+// part in a prompt's experts (MoELinear).
 //
 // Never here: model families, caching policy, anything that the CPU backend and
 // this one share (engine/compute).

@@ -111,7 +111,7 @@ func (l *lowerer) matrixTile(w *compute.Weight, gated bool, n int) tile {
 	if n <= rowsOfTile {
 		return tile{rowsOfTile, 64, 1, Key{}}
 	}
-	k := linearKey("linear_tiles", w, gated, 0)
+	k := linearKey("linear_tiles", w, gated, int(flag(w.Batch > 0, 1)))
 	v := l.pick(k)
 	return tile{int(v.Values[0]), int(v.Values[1]), 1, k}
 }
@@ -290,12 +290,32 @@ func (l *lowerer) headLinear(o compute.HeadLinear) error {
 
 type sortArgs struct{ pairs, topK, experts, room, ids, outStride, out uint32 }
 
-// moeLinear groups the (row, choice) pairs by expert on the device; then each
-// expert in use meets all of its rows, so its weights are read once.
+// moeLinear gives prefill rows to linear_tiles and all others to linear_rows, as linear
+// does.
 func (l *lowerer) moeLinear(o compute.MoELinear) error {
+	n := o.IDs.Rows
+	if o.Out.Rows == 0 || o.W.Rows == 0 {
+		return nil
+	}
+	prefill := min(max(o.Prefill, 0), n)
+	part := func(lo, hi int) compute.MoELinear {
+		p := o
+		each := o.X.Rows / n
+		p.X, p.IDs, p.Out = o.X.Slice(lo*each, hi*each), o.IDs.Slice(lo, hi), o.Out.Slice(lo*o.IDs.Cols, hi*o.IDs.Cols)
+		return p
+	}
+	if err := l.moePart(part(0, prefill), false); err != nil {
+		return err
+	}
+	return l.moePart(part(prefill, n), true)
+}
+
+// moePart groups the (row, choice) pairs by expert on the device; then each expert in
+// use meets all of its rows, so its weights are read once.
+func (l *lowerer) moePart(o compute.MoELinear, tiled bool) error {
 	pairs := o.Out.Rows
 	var ready Memory // the up values, when they are made first
-	if pairs == 0 || o.W.Rows == 0 {
+	if pairs == 0 {
 		return nil
 	}
 	if o.Up != nil && format(o.Up) != format(o.W) {
@@ -305,7 +325,7 @@ func (l *lowerer) moeLinear(o compute.MoELinear) error {
 		}
 		buf := compute.NewBuffer(workMemory, m.Bytes, m, nil)
 		up := compute.MoELinear{X: o.X, IDs: o.IDs, W: o.Up, Bias: o.UpBias, Out: buf.Of(layout.F32, 0, pairs, o.Up.Rows)}
-		if err := l.moeLinear(up); err != nil {
+		if err := l.moePart(up, tiled); err != nil {
 			return err
 		}
 		ready = m
@@ -337,6 +357,16 @@ func (l *lowerer) moeLinear(o compute.MoELinear) error {
 		u.bias, a.whole[1] = l.in(o.UpBias), o.Up.GlobalScale
 		flags |= linGated | flag(o.UpBias.Given(), linUpBias)
 	}
-	t := l.rowTile(o.W, flags&linGated != 0, o.IDs.Rows)
-	return add(l, dispatch{kernel: "linear_rows", key: t.key, types: types(o.X, compute.View{}, o.Out), constants: linearConstants(o.W, modeExperts, uint32(o.Act), flags, 1, t), groups: [3]int{ceil(o.W.Rows, t.wide()), 1, room}, threads: 32 * t.simds}, a, b.list()...)
+	gated := flags&linGated != 0
+	d := dispatch{kernel: "linear_rows"}
+	var t tile
+	if tiled {
+		t = l.matrixTile(o.W, gated, ceil(pairs, room)) // rows of an expert, about
+		d.kernel, d.threads, d.shared = "linear_tiles", 128, t.shared(1+int(flag(gated, 1)))
+	} else {
+		t = l.rowTile(o.W, gated, o.IDs.Rows)
+		d.threads = 32 * t.simds
+	}
+	d.key, d.types, d.constants, d.groups = t.key, types(o.X, compute.View{}, o.Out), linearConstants(o.W, modeExperts, uint32(o.Act), flags, 1, t), [3]int{ceil(o.W.Rows, t.wide()), 1, room}
+	return add(l, d, a, b.list()...)
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,7 +27,7 @@ type fault struct {
 
 const (
 	barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
-	tiles   = "inline void tile_of" // the template of linear_tiles
+	tiles   = "inline void one_tile" // the template of linear_tiles
 )
 
 var faults = []fault{
@@ -39,6 +40,9 @@ var faults = []fault{
 	{7, "rows: outputs beyond the matrix", "linear.metal", "rows", "", "&& n0 + n < outs) store(", ") store(", 0},
 	{8, "rows: a SIMD-group function under a condition", "linear.metal", "rows", "", "const float z = simd_sum(acc[0][r][n])", "const float z = lane < 31 ? simd_sum(acc[0][r][n]) : 0.0f", 0},
 	{9, "rows: the next group's scale", "linear.metal", "rows", "", "col / GROUP;\n      scale = number", "(col + 8) / GROUP;\n      scale = number", 0},
+	{25, "tiles: no barrier between the rows of an expert", "linear.metal", "experts", tiles, barrier, "", 3},
+	{26, "tiles: the weights of the first expert", "linear.metal", "experts", tiles, "ulong(j.matrix) * j.outs + n0 + line", "n0 + line", 0},
+	{27, "tiles: rows that are not the expert's", "linear.metal", "experts", tiles, "j.entries[j.first + row]", "j.entries[row]", 0},
 	{14, "choose: the wrong kind of barrier", "rows.metal", "elements and choices", "", barrier, "simdgroup_barrier(mem_flags::mem_threadgroup);", 2},
 	{15, "binary: out of bounds", "rows.metal", "elements and choices", "", "if (i >= a.cols) return;", "if (i > a.cols) return;", 0},
 	{16, "log_sum_exp: the last lane to come decides", "rows.metal", "elements and choices", "", "if (id == 0) Out<1>{op}.put(ulong(tg.x)", "Out<1>{op}.put(ulong(tg.x)", 0},
@@ -73,7 +77,8 @@ var hostFaults = []hostFault{
 // function that not all lanes reach, the wrong group of a quantized weight, two
 // barriers between dispatches, a grid, swapped buffers. 14 to 17 came later: the
 // wrong kind of barrier, memory out of bounds, a result that depends on the order of
-// lanes, threadgroup memory that nobody wrote; 18 to 24 with the CPU's part in prompts.
+// lanes, threadgroup memory that nobody wrote; 18 to 24 with the CPU's part in prompts, 25 to 27 with
+// the experts of prompts.
 func TestFaultsAreAll(t *testing.T) {
 	planted := map[int]bool{}
 	for _, f := range faults {
@@ -82,7 +87,7 @@ func TestFaultsAreAll(t *testing.T) {
 	for _, f := range hostFaults {
 		planted[f.number] = true
 	}
-	for n := 1; n <= 13+4+7; n++ {
+	for n := 1; n <= 13+4+7+3; n++ {
 		if !planted[n] {
 			t.Errorf("fault %d is not planted", n)
 		}
@@ -108,6 +113,9 @@ func TestFaults(t *testing.T) {
 			var broken []metalkern.Source
 			for _, s := range sources {
 				if s.Name != f.file {
+					if needsAll(f.drill) {
+						broken = append(broken, s)
+					}
 					continue
 				}
 				at, from := -1, strings.Index(s.Text, f.behind)
@@ -143,6 +151,12 @@ func TestFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// needsAll reports whether a drill has kernels of several files. Where it has not, the
+// other files are left out: what headers they share would be linked from any of them.
+func needsAll(drill string) bool {
+	return slices.ContainsFunc(metalkern.Drills, func(x metalkern.Drill) bool { return x.Name == drill && x.File == "" })
 }
 
 // clumsy is a device whose host code makes mistakes.

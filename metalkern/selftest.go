@@ -220,7 +220,15 @@ var Drills = []Drill{
 	}},
 	{"experts", "", func(d *desk) {
 		ids := d.ints(6, 3, 1, 0, 3, 3, 2, -1, 3, 2, 0, 3, 9)
-		d.p.Add(compute.MoELinear{X: d.floats(6, 64), IDs: ids, W: d.affine(4, 20, 64), Up: d.affine(4, 20, 64), Bias: d.floats(4, 20), Act: compute.ActSwiGLU, Out: d.out(12, 20)})
+		x, w, up, bias := d.floats(6, 64), d.affine(4, 20, 64), d.affine(4, 20, 64), d.floats(4, 20)
+		for _, prefill := range []int{6, 2} { // rows of answers; 2 of them, and 4 of a prompt
+			d.p.Add(compute.MoELinear{X: x, IDs: ids, W: w, Up: up, Bias: bias, Act: compute.ActSwiGLU, Out: d.out(12, 20), Prefill: prefill})
+		}
+		var many []int32 // experts with more rows than a tile, and fewer
+		for i := range 90 {
+			many = append(many, int32([]int{0, 0, 0, 0, 0, 2, 3}[i%7]))
+		}
+		d.p.Add(compute.MoELinear{X: d.floats(90, 64), IDs: d.ints(45, many...), W: w, Out: d.out(90, 20)})
 	}},
 	{"states", "state.metal", func(d *desk) {
 		rows := d.segments([2]int{0, 4}, [2]int{9, 1})

@@ -455,11 +455,11 @@ func (f *Forward) adaptEmbedding(w *compute.Weight, scale float32, x compute.Vie
 // for each row of ids or for each of its entries.
 func (f *Forward) expertLinear(x, ids compute.View, w *compute.Weight, bias compute.View) compute.View {
 	out := f.New(ids.Rows*ids.Cols, w.Rows)
-	f.P.Add(compute.MoELinear{X: x, IDs: ids, W: w, Bias: bias, Out: out})
+	f.P.Add(compute.MoELinear{X: x, IDs: ids, W: w, Bias: bias, Out: out, Prefill: f.Step.Rows.Prefill})
 	if f.adapter.adapts(w) {
 		e := f.adapter.experts[w]
 		low, more := f.New(out.Rows, e.a.Rows), f.New(out.Rows, out.Cols)
-		f.P.Add(compute.MoELinear{X: x, IDs: ids, W: e.a, Out: low}, compute.MoELinear{X: low, IDs: ids, W: e.b, Out: more},
+		f.P.Add(compute.MoELinear{X: x, IDs: ids, W: e.a, Out: low, Prefill: f.Step.Rows.Prefill}, compute.MoELinear{X: low, IDs: ids, W: e.b, Out: more, Prefill: f.Step.Rows.Prefill},
 			compute.Unary{Kind: compute.UnScale, X: more, Out: more, V: e.scale})
 		f.Add(out, more)
 	}

@@ -114,7 +114,7 @@ func (f *Forward) Experts(x, ids compute.View, e Experts) compute.View {
 	if f.adapter.adapts(e.Gate, e.Up) {
 		h = f.adaptedExperts(x, ids, e)
 	} else {
-		op := compute.MoELinear{X: x, IDs: ids, W: e.Up, Bias: e.UpBias, Act: e.Act}
+		op := compute.MoELinear{X: x, IDs: ids, W: e.Up, Bias: e.UpBias, Act: e.Act, Prefill: f.Step.Rows.Prefill}
 		if e.Act.Gated() {
 			op.W, op.Bias, op.Up, op.UpBias = e.Gate, e.GateBias, e.Up, e.UpBias
 		}

@@ -212,6 +212,7 @@ type MoELinear struct {
 	Bias, UpBias View    // F32 [experts, out], optional
 	Act          Act
 	Out          View // [N*TopK, out]
+	Prefill      int  // rows of IDs from here on may use prefill kernels, as in Linear
 }
 
 // MoECombine is Out[r] = Residual[r] + Scale*(sum_j Weights[r,j] * X[r*TopK+j]

@@ -191,7 +191,7 @@ kernel void linear_rows(PARAMS) {
 
 // M rows by N outputs, a quarter for each of 4 SIMD-groups, 32 columns at a time.
 template <uint M, uint N>
-inline void tile_of(constant LinearArgs &a, thread const Job &j, threadgroup float *shared, uint first, uint lane, uint simd) {
+inline void one_tile(constant LinearArgs &a, thread const Job &j, threadgroup float *shared, uint first, uint lane, uint simd) {
   constexpr uint K = 32, XL = K + 4, WL = N + 4;  // columns of a step; floats between lines
   const uint id = simd * 32 + lane, n0 = j.tile * N, sets = FLAGS & GATED ? 2 : 1;
   threadgroup float *xs = shared, *ws = xs + M * XL;
@@ -206,18 +206,20 @@ inline void tile_of(constant LinearArgs &a, thread const Job &j, threadgroup flo
   for (uint k0 = 0; k0 < a.cols; k0 += K) {
     for (uint e = id; e < M * K / 8; e += 128) {  // 8 neighbours of a row
       const uint line = e / 4, part = e % 4 * 8, row = first + line, col = k0 + part;
-      for (uint i = 0; i < 8; i++) xs[line * XL + part + i] = row < j.rows && col + i < a.cols ? j.x[ulong(row) * a.x_stride + col + i] : 0.0f;
+      const uint xr = MODE == 2 && row < j.rows ? uint(j.entries[j.first + row]) / a.x_div : row;
+      for (uint i = 0; i < 8; i++) xs[line * XL + part + i] = row < j.rows && col + i < a.cols ? j.x[ulong(xr) * a.x_stride + col + i] : 0.0f;
     }
     for (uint set = 0; set < sets; set++)
       for (uint e = id; e < N * K / 8; e += 128) {  // a chunk of weights, columns down
         const uint line = e / 4, part = e % 4 * 8, col = k0 + part;
+        const ulong row = ulong(j.matrix) * j.outs + n0 + line;
         float q[8], scale = 0.0f, add = 0.0f;
         for (uint i = 0; i < 8; i++) q[i] = 0.0f;
         if (n0 + line < j.outs && col < a.cols) {
           if (set == 0)
-            chunk(j.w.codes, j.w.scales, j.w.biases, n0 + line, col / 8, a.cols, j.w.whole, q, scale, add);
+            chunk(j.w.codes, j.w.scales, j.w.biases, row, col / 8, a.cols, j.w.whole, q, scale, add);
           else
-            chunk(j.up.codes, j.up.scales, j.up.biases, n0 + line, col / 8, a.cols, j.up.whole, q, scale, add);
+            chunk(j.up.codes, j.up.scales, j.up.biases, row, col / 8, a.cols, j.up.whole, q, scale, add);
         }
         for (uint i = 0; i < 8; i++) ws[(set * K + part + i) * WL + line] = fma(scale, q[i], add);
       }
@@ -251,10 +253,19 @@ inline void tile_of(constant LinearArgs &a, thread const Job &j, threadgroup flo
   }
 }
 
+template <uint M, uint N>
+inline void tile_of(constant LinearArgs &a, thread const Job &j, threadgroup float *shared, uint first, uint lane, uint simd) {
+  if (MODE != 2) return one_tile<M, N>(a, j, shared, first, lane, simd);
+  for (uint from = 0; from < j.rows; from += M) {  // an expert's rows, so that its weights stay in the cache
+    if (from > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+    one_tile<M, N>(a, j, shared, from, lane, simd);
+  }
+}
+
 #define TILE_CASE(M, N) \
   case 128 * M + N: tile_of<M, N>(a, j, shared, tg.y * M, lane, simd); break;
 
-// Grid: (output tiles of all sets, row tiles); 128 threads. Threadgroup memory: a
+// Grid: (output tiles of all sets, row tiles or 1, 1 or list slots); 128 threads. Threadgroup memory: a
 // tile of x, one or two of weights; then the results of each.
 kernel void linear_tiles(PARAMS, threadgroup float *shared [[threadgroup(0)]]) {
   JOB

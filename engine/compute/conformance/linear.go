@@ -326,24 +326,26 @@ func testMoELinear(s *suite) {
 			}
 			ids[0], ids[topK], ids[3*topK] = -1, experts, math.MinInt32
 			tol := s.linearTol(w)
-			s.row(rowCase{name: name, rows: rows, tol: tol,
-				record: func(m *memory, rows []int) ([]compute.Op, []compute.View) {
-					var chosen []int32
-					for _, r := range rows {
-						chosen = append(chosen, ids[r*topK:][:topK]...)
-					}
-					op := compute.MoELinear{X: m.pick(expand(rows, per), cols, x), IDs: m.table(len(rows), topK, chosen), W: m.load(w), Act: act, Out: m.out(len(rows)*topK, out)}
+			record := func(m *memory, rows []int, prefill int) ([]compute.Op, []compute.View) {
+				var chosen []int32
+				for _, r := range rows {
+					chosen = append(chosen, ids[r*topK:][:topK]...)
+				}
+				op := compute.MoELinear{X: m.pick(expand(rows, per), cols, x), IDs: m.table(len(rows), topK, chosen), W: m.load(w), Act: act, Out: m.out(len(rows)*topK, out), Prefill: prefill}
+				if up != nil {
+					op.Up = m.load(*up)
+				}
+				if hasBias {
+					op.Bias = m.floats(experts, out, bias)
 					if up != nil {
-						op.Up = m.load(*up)
+						op.UpBias = m.floats(experts, out, upBias)
 					}
-					if hasBias {
-						op.Bias = m.floats(experts, out, bias)
-						if up != nil {
-							op.UpBias = m.floats(experts, out, upBias)
-						}
-					}
-					return []compute.Op{op}, []compute.View{op.Out}
-				},
+				}
+				return []compute.Op{op}, []compute.View{op.Out}
+			}
+			s.row(rowCase{name: name, rows: rows, tol: tol,
+				record:  func(m *memory, rows []int) ([]compute.Op, []compute.View) { return record(m, rows, len(rows)) },
+				prefill: record,
 				want: func(row int) []approx {
 					var want []approx
 					for j := range topK {
