@@ -33,7 +33,8 @@ type Cache struct {
 	state  []compute.View // per spec; zero for KV specs
 	group  []int          // per spec: its page group
 	groups []*group
-	slots  []int32 // free state slots
+	shared []*compute.Buffer // memory of several layers
+	slots  []int32           // free state slots
 	opts   Options
 
 	// Evict is asked to give pages back when the cache is full; it reports
@@ -84,20 +85,16 @@ func New(b compute.Backend, specs []compute.CacheSpec, o Options) (*Cache, error
 			c.state[i] = buf.Of(layout.F32, 0, o.Sequences, s.Size)
 			continue
 		}
-		kv := compute.KV{Pages: pages, Heads: s.Heads, KDim: s.KDim, VDim: s.VDim, VInK: s.VInK, Type: o.Type, Bits: o.Bits, Group: o.Group}
-		kBytes, vBytes := kv.PageBytes()
-		var err error
-		if kv.K, err = b.Alloc(fmt.Sprintf("keys %d", i), kBytes*pages); err == nil && vBytes > 0 {
-			kv.V, err = b.Alloc(fmt.Sprintf("values %d", i), vBytes*pages)
-		}
-		c.kv[i] = kv
-		if err != nil {
-			c.Close()
-			return nil, fmt.Errorf("memory for %d positions of context: %w", o.Positions, err)
-		}
+		c.kv[i] = compute.KV{Pages: pages, Heads: s.Heads, KDim: s.KDim, VDim: s.VDim, VInK: s.VInK, Type: o.Type, Bits: o.Bits, Group: o.Group}
 		c.group[i] = c.groupFor(s, pages)
 		g := c.groups[c.group[i]]
 		g.layers = append(g.layers, i)
+	}
+	for _, g := range c.groups {
+		if err := c.reserve(g, pages); err != nil {
+			c.Close()
+			return nil, fmt.Errorf("memory for %d positions of context: %w", o.Positions, err)
+		}
 	}
 	for s := o.Sequences - 1; s >= 0; s-- {
 		c.slots = append(c.slots, int32(s))
@@ -105,6 +102,52 @@ func New(b compute.Backend, specs []compute.CacheSpec, o Options) (*Cache, error
 	c.scratch = [2]*compute.Scratch{compute.NewScratch(b), compute.NewScratch(b)}
 	c.params = compute.NewParams(b)
 	return c, nil
+}
+
+// reserve allocates the pages of the layers of a group. Where the backend can do with
+// it, a page of all layers lies in one piece: what a few sequences use is then a
+// small part of the memory, and not a small part of the memory of each layer.
+func (c *Cache) reserve(g *group, pages int) error {
+	if !compute.StridedPages(c.b) {
+		for _, l := range g.layers {
+			kv := &c.kv[l]
+			k, v := kv.PageBytes()
+			var err error
+			if kv.K, err = c.b.Alloc(fmt.Sprintf("keys %d", l), k*pages); err == nil && v > 0 {
+				kv.V, err = c.b.Alloc(fmt.Sprintf("values %d", l), v*pages)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	stride := 0
+	for _, l := range g.layers {
+		k, v := c.kv[l].PageBytes()
+		stride += k + v
+	}
+	all, err := c.b.Alloc("keys and values", stride*pages)
+	if err != nil {
+		return err
+	}
+	c.shared = append(c.shared, all)
+	at := 0
+	part := func(what string, l, n int) *compute.Buffer {
+		from := at
+		at += n
+		return compute.NewBuffer(fmt.Sprintf("%s %d", what, l), all.Bytes[from:from+stride*(pages-1)+n], nil, nil)
+	}
+	for _, l := range g.layers {
+		kv := &c.kv[l]
+		k, v := kv.PageBytes()
+		kv.Stride = stride
+		kv.K = part("keys", l, k)
+		if v > 0 {
+			kv.V = part("values", l, v)
+		}
+	}
+	return nil
 }
 
 func (c *Cache) groupFor(s compute.CacheSpec, pages int) int {
@@ -129,6 +172,9 @@ func (c *Cache) Close() {
 				b.Close()
 			}
 		}
+	}
+	for _, b := range c.shared {
+		b.Close()
 	}
 	for _, v := range c.state {
 		if v.Given() {
@@ -225,15 +271,23 @@ func (g *group) drop(p int32) {
 // the page may be in flight.
 func (c *Cache) copyPage(g *group, dst, src int32) {
 	for _, l := range g.layers {
-		k, v := c.kv[l].PageBytes()
-		copyRange(c.kv[l].K, int(dst)*k, int(src)*k, k)
-		if v > 0 {
-			copyRange(c.kv[l].V, int(dst)*v, int(src)*v, v)
+		from := parts(nil, c.kv[l], src)
+		for i, to := range parts(nil, c.kv[l], dst) {
+			copy(to, from[i])
 		}
 	}
 }
 
-func copyRange(b *compute.Buffer, dst, src, n int) { copy(b.Bytes[dst:dst+n], b.Bytes[src:src+n]) }
+// parts appends the memory of a page of K, and of V, to list.
+func parts(list [][]byte, kv compute.KV, page int32) [][]byte {
+	k, v := kv.PageBytes()
+	kstep, vstep := kv.PageSteps()
+	list = append(list, kv.K.Bytes[int(page)*kstep:][:k])
+	if v > 0 {
+		list = append(list, kv.V.Bytes[int(page)*vstep:][:v])
+	}
+	return list
+}
 
 // Seq is one sequence: its length and where its past lies.
 type Seq struct {
@@ -670,6 +724,7 @@ func (s *Seq) Keys(layer int) [][]float32 {
 	if kv.K == nil || kv.VInK || kv.Bits > 0 || kv.Type != layout.F32 {
 		return nil
 	}
+	step, _ := kv.PageSteps()
 	var rows [][]float32
 	for block, page := range s.tables[s.c.group[layer]] {
 		for at := range compute.PageSize {
@@ -678,7 +733,7 @@ func (s *Seq) Keys(layer int) [][]float32 {
 			}
 			row := make([]float32, 0, kv.Heads*kv.KDim)
 			for h := range kv.Heads {
-				row = append(row, kv.K.Of(layout.F32, 4*kv.KDim*((int(page)*kv.Heads+h)*compute.PageSize+at), 1, kv.KDim).F32(0)...)
+				row = append(row, kv.K.Of(layout.F32, int(page)*step+4*kv.KDim*(h*compute.PageSize+at), 1, kv.KDim).F32(0)...)
 			}
 			rows = append(rows, row)
 		}

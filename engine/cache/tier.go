@@ -138,11 +138,7 @@ func (g *group) first(n int) int {
 func (c *Cache) parts(g *group, page int32) [][]byte {
 	var list [][]byte
 	for _, l := range g.layers {
-		k, v := c.kv[l].PageBytes()
-		list = append(list, c.kv[l].K.Bytes[int(page)*k:(int(page)+1)*k])
-		if v > 0 {
-			list = append(list, c.kv[l].V.Bytes[int(page)*v:(int(page)+1)*v])
-		}
+		list = parts(list, c.kv[l], page)
 	}
 	return list
 }

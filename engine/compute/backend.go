@@ -58,6 +58,13 @@ func Activations(b Backend) layout.DType {
 	return layout.F32
 }
 
+// StridedPages reports whether a backend takes caches with a Stride (KV): whether it
+// says so by a method of this name.
+func StridedPages(b Backend) bool {
+	s, ok := b.(interface{ StridedPages() bool })
+	return ok && s.StridedPages()
+}
+
 // Pending is a program in flight.
 type Pending interface {
 	// Wait returns when the program has ended: nil, ErrStopped, or the device's

@@ -90,6 +90,18 @@ type KV struct {
 	Type       layout.DType // F32, F16 or BF16; ignored when Bits is set
 	Bits       int
 	Group      int
+	// Stride is the bytes from a page to the next one, of K and of V alike, where
+	// the pages of several layers lie between each other (see StridedPages); 0: a
+	// page begins where the one before ends.
+	Stride int
+}
+
+// PageSteps returns the bytes from a page of K, and of V, to the next.
+func (kv KV) PageSteps() (k, v int) {
+	if kv.Stride > 0 {
+		return kv.Stride, kv.Stride
+	}
+	return kv.PageBytes()
 }
 
 // PageBytes returns the bytes of one page of K and of V (0 with VInK).
@@ -120,10 +132,14 @@ func (kv KV) check() error {
 		return fmt.Errorf("cache type %v, %d bits in groups of %d does not fit dims %d/%d", kv.Type, kv.Bits, kv.Group, kv.KDim, kv.VDim)
 	}
 	k, v := kv.PageBytes()
-	if kv.K == nil || len(kv.K.Bytes) < k*kv.Pages {
+	kstep, vstep := kv.PageSteps()
+	if kstep < k || vstep < v {
+		return fmt.Errorf("cache pages of %d and %d bytes do not fit into steps of %d", k, v, kv.Stride)
+	}
+	if kv.K == nil || kv.Pages > 0 && len(kv.K.Bytes) < kstep*(kv.Pages-1)+k {
 		return fmt.Errorf("cache K buffer is smaller than %d pages of %d bytes", kv.Pages, k)
 	}
-	if v > 0 && (kv.V == nil || len(kv.V.Bytes) < v*kv.Pages) {
+	if v > 0 && (kv.V == nil || kv.Pages > 0 && len(kv.V.Bytes) < vstep*(kv.Pages-1)+v) {
 		return fmt.Errorf("cache V buffer is smaller than %d pages of %d bytes", kv.Pages, v)
 	}
 	return nil

@@ -39,23 +39,25 @@ func refRoPE(o RoPE) {
 type kvSide struct {
 	kv   KV
 	mem  []byte
+	step int // bytes from a page to the next
 	page int // bytes of a page
 	dim  int
 }
 
 func (kv KV) sides() (k, v kvSide) {
 	kb, vb := kv.PageBytes()
-	k = kvSide{kv, kv.K.Bytes, kb, kv.KDim}
+	kstep, vstep := kv.PageSteps()
+	k = kvSide{kv, kv.K.Bytes, kstep, kb, kv.KDim}
 	if kv.VInK {
 		return k, k
 	}
-	return k, kvSide{kv, kv.V.Bytes, vb, kv.VDim}
+	return k, kvSide{kv, kv.V.Bytes, vstep, vb, kv.VDim}
 }
 
 // where returns the bytes of the elements (or codes) of one row, and with
 // quantization of its scales and biases.
 func (s kvSide) where(page, head, at int) (codes, scales, biases []byte) {
-	mem := s.mem[page*s.page:][:s.page]
+	mem := s.mem[page*s.step:][:s.page]
 	i, rows := head*PageSize+at, s.kv.Heads*PageSize
 	if s.kv.Bits == 0 {
 		n := s.dim * s.kv.Type.Size()

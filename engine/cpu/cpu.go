@@ -87,6 +87,9 @@ func New(o Options) (compute.Backend, error) {
 
 func (*backend) Name() string { return "cpu" }
 
+// StridedPages says that the pages of a cache may have gaps between them.
+func (*backend) StridedPages() bool { return true }
+
 // Alloc maps anonymous memory: zeroed, and committed page by page when touched.
 // Large blocks begin on a large page and ask for those: a step of several sequences
 // reads a little of each of many caches, and would wait longer for the address of

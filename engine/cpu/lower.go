@@ -574,7 +574,7 @@ func (l *lowerer) rope(o compute.RoPE) error {
 }
 
 func kv(k compute.KV) C.sb_kv {
-	kb, vb := k.PageBytes()
+	kb, vb := k.PageSteps()
 	c := C.sb_kv{pages: C.int64_t(k.Pages), heads: C.int64_t(k.Heads), kdim: C.int64_t(k.KDim), vdim: C.int64_t(k.VDim), kpage: C.int64_t(kb), vpage: C.int64_t(vb),
 		dtype: dtype(k.Type), bits: C.int32_t(k.Bits), group: C.int32_t(k.Group)}
 	c.k = view(k.K.Of(layout.U8, 0, 1, 1)).p

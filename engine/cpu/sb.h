@@ -172,7 +172,7 @@ typedef struct {
 
 typedef struct {
 	uintptr_t k, v; // v 0: inside k
-	int64_t pages, heads, kdim, vdim, kpage, vpage; // bytes of a page
+	int64_t pages, heads, kdim, vdim, kpage, vpage; // bytes from a page to the next
 	int32_t dtype, bits, group;
 } sb_kv;
 
