@@ -47,6 +47,58 @@ func TestForksShareAndCopy(t *testing.T) {
 	b.Close()
 }
 
+// TestPagesOfAllLayersInOnePiece: the same where the pages of layers lie between each
+// other, also in eight bits; no byte is part of two pages, and none is left over.
+func TestPagesOfAllLayersInOnePiece(t *testing.T) {
+	wide := func(s compute.CacheSpec) compute.CacheSpec { s.KDim, s.VDim = 32, 64; return s }
+	for _, k := range []struct {
+		o     Options
+		specs []compute.CacheSpec
+		runs  bool // by the toy, whose rows have four columns
+	}{
+		{Options{}, []compute.CacheSpec{full, window(page + 6), full, conv, window(page + 6)}, true},
+		{Options{Bits: 8, Group: 32}, []compute.CacheSpec{wide(full), wide(window(8)), wide(full)}, false},
+	} {
+		k.o.Positions, k.o.Sequences = 10*page, 4
+		m := buildOn(t, strided{compute.NewReference()}, k.o, k.specs)
+		seen := 0
+		for _, g := range m.c.groups {
+			for p := range g.refs {
+				for i, part := range m.c.parts(g, int32(p)) {
+					for j := range part {
+						if part[j] != 0 {
+							t.Fatalf("byte %d of part %d of page %d is part of another page", j, i, p)
+						}
+						part[j] = 1
+					}
+					seen += len(part)
+				}
+			}
+		}
+		for _, b := range m.c.shared {
+			seen -= len(b.Bytes)
+			clear(b.Bytes)
+		}
+		if seen != 0 || len(m.c.shared) != 2 {
+			t.Errorf("%d bytes of %d blocks are part of no page", -seen, len(m.c.shared))
+		}
+		if k.runs {
+			base, right, left := text(1, 2*page+10), text(3, page), text(2, 5)
+			a := m.seq()
+			m.expect("prompt", m.add(a, base), nil, base)
+			b, err := a.Fork()
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.expect("fork", m.add(b, right), base, right)
+			m.expect("origin", m.add(a, left), base, left)
+			a.Close()
+			b.Close()
+		}
+		m.close()
+	}
+}
+
 // TestRollbackAtPageBorders verifies blocks around the border of a page and goes
 // on with one or three rows, for windows smaller than, as large as and larger
 // than a page.

@@ -52,7 +52,16 @@ func newToy(t testing.TB, o Options, specs ...compute.CacheSpec) *toy {
 
 func build(t testing.TB, o Options, specs []compute.CacheSpec) *toy {
 	t.Helper()
-	b := compute.NewReference()
+	return buildOn(t, compute.NewReference(), o, specs)
+}
+
+// strided is a backend whose caches keep a page of all layers in one piece.
+type strided struct{ compute.Backend }
+
+func (strided) StridedPages() bool { return true }
+
+func buildOn(t testing.TB, b compute.Backend, o Options, specs []compute.CacheSpec) *toy {
+	t.Helper()
 	if o.Type == 0 {
 		o.Type = layout.F32
 	}
