@@ -1,6 +1,10 @@
 package metalkern
 
-import "slices"
+import (
+	"slices"
+
+	"sparkbar/engine/compute"
+)
 
 // Prefer makes the variant of that name the default of a kernel, until restore.
 func Prefer(kernel, name string) (restore func()) {
@@ -26,3 +30,7 @@ func VariedKernels() (kernels []string) {
 	slices.Sort(kernels)
 	return kernels
 }
+
+// Slow makes a backend take its device for so slow that every program is cut into
+// several lists.
+func Slow(b compute.Backend) { b.(*backend).pace.perWork = 1 }

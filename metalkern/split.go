@@ -25,7 +25,8 @@ type Split struct {
 	// Threads is how many threads it has: shares that were measured are kept for it.
 	Threads int
 	// Tile is what the GPU's outputs are a multiple of; 0 = 64, the widest tile of
-	// linear_tiles. Narrow layers can be shared only with less.
+	// linear_tiles, below which the GPU loses. Less is for sharing the narrow layers
+	// of tests.
 	Tile int
 }
 
@@ -55,6 +56,7 @@ type splitter struct {
 	cpu       compute.Backend // nil: not opened yet
 	off       error           // why it is not used any more
 	suspended atomic.Bool
+	dead      atomic.Bool // the GPU hangs: no list waits for it any more
 	told      atomic.Pointer[map[int]float64]
 
 	value uint64 // of the last meeting
@@ -332,19 +334,20 @@ const glance = 50 * time.Millisecond
 func (s *splitter) run() {
 	defer close(s.ended)
 	for j := range s.jobs {
+		over := func() bool { return j.err != nil || j.quit.Load() || s.dead.Load() }
 		for i := range j.work {
 			value := j.first + uint64(i)
-			for j.err == nil && !j.quit.Load() && !s.dev.Await(value, glance) {
+			for !over() && !s.dev.Await(value, glance) {
 				if j.stop.IsSet() {
 					j.err = compute.ErrStopped
 				}
 			}
-			if j.err == nil && !j.quit.Load() {
+			if !over() {
 				j.computing.Store(true)
 				j.err = compute.Run(s.cpu, &j.work[i], j.stop)
 				j.computing.Store(false)
 			}
-			if j.err != nil || j.quit.Load() {
+			if over() {
 				break
 			}
 			s.dev.Answer(value)
@@ -398,17 +401,18 @@ func (b *backend) launch(l *List, work []compute.Program, stop *compute.Stop) (F
 		<-j.done
 		return nil, err
 	}
-	return &sharedFence{f, j}, nil
+	return &sharedFence{f, s, j}, nil
 }
 
 // sharedFence is a list in flight that the CPU has a part of.
 type sharedFence struct {
 	Fence
-	job *job
+	split *splitter
+	job   *job
 }
 
 // Wait waits for both devices. The time that the CPU works is none in which the GPU
-// could hang.
+// could hang. If the CPU fails, it has no part in what comes.
 func (f *sharedFence) Wait(limit time.Duration) (time.Duration, error) {
 	for waited := time.Duration(0); ; waited += glance {
 		took, err := f.Fence.Wait(glance)
@@ -418,14 +422,16 @@ func (f *sharedFence) Wait(limit time.Duration) (time.Duration, error) {
 			}
 			continue
 		} else if hangs {
-			f.job.quit.Store(true)
+			f.split.dead.Store(true)
 			<-f.job.done
 			return took, err
 		}
 		f.job.quit.Store(true) // the GPU needs nothing more
 		<-f.job.done
 		if err == nil {
-			err = f.job.err
+			if err = f.job.err; err != nil && !errors.Is(err, compute.ErrStopped) {
+				f.split.fail(err)
+			}
 		}
 		return took, err
 	}
@@ -492,7 +498,7 @@ func (b *backend) share(w *compute.Weight, stop *compute.Stop) (float64, error) 
 	if err != nil || s.off != nil {
 		return 0, err
 	}
-	f := chooseShare(shareFractions, times)
+	f := chooseShare(times)
 	if r != nil {
 		for i, t := range times {
 			r.tell(Trial{Kernel: splitKey.Kernel, Variant: fmt.Sprintf("%.0f %% on the CPU", 100*shareFractions[i]), Key: fmt.Sprint(splitKey.Kernel, " ", w.Rows), Took: t, Chosen: shareFractions[i] == f})
@@ -507,9 +513,9 @@ func (b *backend) share(w *compute.Weight, stop *compute.Stop) (float64, error) 
 
 // chooseShare takes the smallest fraction whose time is within 3 % of the best, if that
 // is 5 % better than the first, the GPU alone. There may be fewer times than fractions.
-func chooseShare(fractions []float64, times []time.Duration) float64 {
+func chooseShare(times []time.Duration) float64 {
 	if best := pickFraction(times); float64(times[best]) <= 0.95*float64(times[0]) {
-		return fractions[best]
+		return shareFractions[best]
 	}
 	return 0
 }

@@ -21,8 +21,8 @@ import (
 	"sparkbar/metalkern/metaltest"
 )
 
-// helper is the CPU's backend of a split, and what it was asked.
-type helper struct {
+// partner is the CPU's backend of a split, and what it was asked.
+type partner struct {
 	compute.Backend
 	mu      sync.Mutex
 	formats map[string]bool // of its weights
@@ -30,14 +30,14 @@ type helper struct {
 	before  func(run int64, p *compute.Program) error // nil: nothing
 }
 
-func (h *helper) Load(m layout.Matrix) (*compute.Weight, error) {
+func (h *partner) Load(m layout.Matrix) (*compute.Weight, error) {
 	h.mu.Lock()
 	h.formats[stored(m.Scheme, m.Bits, m.Group, m.DType)] = true
 	h.mu.Unlock()
 	return h.Backend.Load(m)
 }
 
-func (h *helper) Submit(p *compute.Program, stop *compute.Stop) (compute.Pending, error) {
+func (h *partner) Submit(p *compute.Program, stop *compute.Stop) (compute.Pending, error) {
 	n := h.runs.Add(1)
 	if h.before != nil {
 		if err := h.before(n, p); err != nil {
@@ -57,10 +57,10 @@ func onCPU(t testing.TB) compute.Backend {
 	return b
 }
 
-// halved is a Split with a helper.
-func halved(t testing.TB, tile int) (*metalkern.Split, *helper) {
+// halved is a Split and its partner.
+func halved(t testing.TB, tile int) (*metalkern.Split, *partner) {
 	t.Helper()
-	h := &helper{formats: map[string]bool{}}
+	h := &partner{formats: map[string]bool{}}
 	return &metalkern.Split{Tile: tile, Threads: 2, Open: func() (compute.Backend, error) {
 		h.Backend = onCPU(t)
 		return h, nil
@@ -331,7 +331,8 @@ func (x *prompt) chained(rows int) [][]float32 {
 	return all
 }
 
-// onDevice opens a backend with a split on an emulated device that wrap changes.
+// onDevice opens a backend with a split on an emulated device that wrap changes; nil:
+// it stays.
 func onDevice(t testing.TB, o metaltest.Order, s *metalkern.Split, trials *metalkern.Trials, wrap func(metalkern.Device) metalkern.Device) compute.Backend {
 	t.Helper()
 	metaltest.Need(t)
@@ -343,7 +344,11 @@ func onDevice(t testing.TB, o metaltest.Order, s *metalkern.Split, trials *metal
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := metalkern.New(wrap(d), metalkern.Options{Split: s, Trials: trials})
+	var dev metalkern.Device = d
+	if wrap != nil {
+		dev = wrap(d)
+	}
+	b := metalkern.New(dev, metalkern.Options{Split: s, Trials: trials})
 	t.Cleanup(func() { b.Close() })
 	return b
 }
@@ -436,10 +441,10 @@ type fenceFunc func(limit time.Duration) (time.Duration, error)
 
 func (f fenceFunc) Wait(limit time.Duration) (time.Duration, error) { return f(limit) }
 
-// TestSplitFails: where the GPU fails, takes no list, hangs, or the CPU fails, that is
-// the program's error, and nobody waits for the other.
+// TestSplitFails: where the GPU fails, takes no list or hangs, that is the program's
+// error, and the CPU does not wait for it.
 func TestSplitFails(t *testing.T) {
-	errGPU, errCPU := errors.New("planted: the GPU failed"), errors.New("planted: the CPU failed")
+	errGPU := errors.New("planted: the GPU failed")
 	s, h := halved(t, 0)
 	var dev *broken
 	b := onDevice(t, metaltest.Order{Kind: metaltest.Shuffled, Seed: 1}, s, nil, func(d metalkern.Device) metalkern.Device {
@@ -462,7 +467,7 @@ func TestSplitFails(t *testing.T) {
 	}
 	whole := func(what string) {
 		t.Helper()
-		dev.submit, h.before = nil, nil
+		dev.submit = nil
 		if !bits(x.chained(20), want) {
 			t.Errorf("after %s the results are others", what)
 		}
@@ -486,20 +491,58 @@ func TestSplitFails(t *testing.T) {
 	dev.submit = func(metalkern.Device, *metalkern.List) (metalkern.Fence, error) { return nil, errGPU }
 	fails("the GPU takes no list", errGPU, 0)
 	whole("a list that was refused")
-	first := h.runs.Load()
-	h.before = func(run int64, _ *compute.Program) error {
-		if run == first+3 {
-			return errCPU
-		}
-		return nil
-	}
-	fails("the CPU fails", errCPU, 3)
-	whole("a failure of the CPU")
 	dev.submit = func(metalkern.Device, *metalkern.List) (metalkern.Fence, error) {
 		return fenceFunc(func(time.Duration) (time.Duration, error) { return 0, metalkern.ErrHung }), nil
 	}
 	fails("the GPU hangs", metalkern.ErrHung, 0)
 	fails("a GPU that hung", compute.ErrUnfit, 0)
+}
+
+// TestSplitCPUFails: a failure of the CPU is the program's error, and the GPU reads
+// later prompts alone.
+func TestSplitCPUFails(t *testing.T) {
+	errCPU := errors.New("planted: the CPU failed")
+	alone := newPrompt(t, onDevice(t, metaltest.Order{}, nil, nil, nil), sane(), 192, 192, 20).chained(20)
+	s, h := halved(t, 0)
+	b := onDevice(t, metaltest.Order{Kind: metaltest.Shuffled, Seed: 1}, s, nil, nil)
+	pin(b, 0.4)
+	x := newPrompt(t, b, sane(), 192, 192, 20)
+	h.before = func(run int64, _ *compute.Program) error {
+		if run == 3 {
+			return errCPU
+		}
+		return nil
+	}
+	p, _ := x.chain(20)
+	if err := compute.Run(b, p, nil); !errors.Is(err, errCPU) || h.runs.Load() != 3 {
+		t.Errorf("%v after %d parts of the CPU", err, h.runs.Load())
+	}
+	if got := x.chained(20); !bits(got, alone) || h.runs.Load() != 3 {
+		t.Errorf("the CPU had %d parts, the results are the GPU's: %v", h.runs.Load(), bits(got, alone))
+	}
+	if shares := b.(splitter).PromptSplit(); shares != nil {
+		t.Errorf("the CPU is said to have %v", shares)
+	}
+}
+
+// TestSplitHangsInParts: when the GPU hangs in the first of several lists, the CPU
+// waits for none of the others either, and the backend can be closed.
+func TestSplitHangsInParts(t *testing.T) {
+	s, h := halved(t, 0)
+	lists := 0
+	b := onDevice(t, metaltest.Order{}, s, nil, func(d metalkern.Device) metalkern.Device {
+		return &broken{d, func(metalkern.Device, *metalkern.List) (metalkern.Fence, error) {
+			lists++
+			return fenceFunc(func(time.Duration) (time.Duration, error) { return 0, metalkern.ErrHung }), nil
+		}}
+	})
+	pin(b, 0.4)
+	metalkern.Slow(b)
+	p, _ := newPrompt(t, b, sane(), 192, 192, 20).chain(20)
+	if err := compute.Run(b, p, nil); !errors.Is(err, metalkern.ErrHung) || lists < 2 || h.runs.Load() != 0 {
+		t.Errorf("%v with %d lists, of which the CPU had %d parts", err, lists, h.runs.Load())
+	}
+	// Closing, when the test ends, waits for the CPU.
 }
 
 // TestSplitSlowCPU: the time in which the CPU works does not count as the GPU's. The
@@ -638,10 +681,10 @@ func TestSplitMeasured(t *testing.T) {
 }
 
 // wrong is a CPU that makes a mistake in the last of its outputs.
-type wrong struct{ *helper }
+type wrong struct{ *partner }
 
 func (w wrong) Submit(p *compute.Program, stop *compute.Stop) (compute.Pending, error) {
-	f, err := w.helper.Submit(p, stop)
+	f, err := w.partner.Submit(p, stop)
 	o := p.Ops[0].(compute.Linear).Out
 	row := o.F32(o.Rows - 1)
 	row[len(row)-1] += 1e3

@@ -525,6 +525,11 @@ func (t *trying) settle(settled []Key, k Key) error {
 	const runs = 5
 	best, bestTime := base, time.Duration(math.MaxInt64)
 	times := make([]time.Duration, len(good))
+	ops, free, err := t.served(k)
+	if err != nil {
+		return err
+	}
+	defer free()
 	for at, i := range good {
 		if len(good) == 1 {
 			break
@@ -533,8 +538,7 @@ func (t *trying) settle(settled []Key, k Key) error {
 		var took []time.Duration
 		t.book.trying(k, list[i].Name)
 		for range runs {
-			_, err := t.lower(served(t.ops))
-			if err != nil {
+			if _, err := t.lower(ops); err != nil {
 				return err
 			}
 			alone := t.l.list // without the CPU
@@ -571,19 +575,52 @@ func (t *trying) settle(settled []Key, k Key) error {
 	return nil
 }
 
-// served is what variants are timed with: of a Norm, which is chosen once for prompts
-// and answers, the few rows of an answer, since there are many more of those.
-func served(ops []compute.Op) []compute.Op {
-	o, ok := ops[0].(compute.Norm)
-	if !ok || len(ops) > 1 {
-		return ops
+// longHistory is the positions that attention is timed with, as far as the cache has
+// them: the first answers have a short past, in which all ways are alike.
+const longHistory = 8192
+
+// served is what the variants of a key are timed with, where that is not the group
+// itself. Of a Norm, which is chosen once for prompts and answers, it is the few rows of
+// an answer, since there are many more of those; of attention one row with a long past,
+// of whatever the cache's pages hold. free gives back its memory.
+func (t *trying) served(k Key) (ops []compute.Op, free func(), err error) {
+	free = func() {}
+	if len(t.ops) > 1 {
+		return t.ops, free, nil
 	}
-	n := min(o.X.Rows, 4)
-	o.X, o.Out = o.X.Slice(0, n), o.Out.Slice(0, n)
-	if o.Gate.Given() {
-		o.Gate = o.Gate.Slice(0, n)
+	switch o := t.ops[0].(type) {
+	case compute.Norm:
+		n := min(o.X.Rows, 4)
+		o.X, o.Out = o.X.Slice(0, n), o.Out.Slice(0, n)
+		if o.Gate.Given() {
+			o.Gate = o.Gate.Slice(0, n)
+		}
+		return []compute.Op{o}, free, nil
+	case compute.Attention:
+		pages := min(o.KV.Pages, longHistory/compute.PageSize)
+		if k.Kernel != "attention" || pages <= o.Pages.Table.Cols {
+			break
+		}
+		buf, err := t.b.Alloc("a long past", 4*(pages+6))
+		if err != nil {
+			return nil, nil, err
+		}
+		ints := func(at int, v ...int32) compute.View {
+			w := buf.Of(layout.I32, 4*at, 1, len(v))
+			copy(w.I32(0), v)
+			return w
+		}
+		table := make([]int32, pages)
+		for i := range table {
+			table[i] = int32(i)
+		}
+		end := int32(pages * compute.PageSize)
+		o.Q, o.Out = o.Q.Slice(0, 1), o.Out.Slice(0, 1)
+		o.Pages = compute.Pages{Table: ints(0, table...), Lo: ints(pages, 0), Hi: ints(pages+1, end)}
+		o.Rows = compute.Rows{N: 1, Segments: 1, Prefill: 1, Pos: ints(pages+2, end-1), Of: ints(pages+3, 0), Start: ints(pages+4, 0, 1)}
+		return []compute.Op{o}, buf.Close, nil
 	}
-	return []compute.Op{o}
+	return t.ops, free, nil
 }
 
 func (r *rehearsal) tell(t Trial) {

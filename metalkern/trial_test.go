@@ -629,3 +629,73 @@ func TestSharedBook(t *testing.T) {
 		t.Errorf("%v, tried again: %v", err, other.heard)
 	}
 }
+
+// pastLengths is a device on which a list takes the longer the more parts its attention
+// is cut into.
+type pastLengths struct {
+	metalkern.Device
+	attention map[uint32]bool // pipelines
+}
+
+func (d *pastLengths) Pipeline(kernel string, c []metalkern.Constant) (uint32, error) {
+	id, err := d.Device.Pipeline(kernel, c)
+	d.attention[id] = d.attention[id] || kernel == "attention"
+	return id, err
+}
+
+func (d *pastLengths) Submit(l *metalkern.List) (metalkern.Fence, error) {
+	f, err := d.Device.Submit(l)
+	took := time.Duration(0)
+	for _, x := range l.Dispatches {
+		if d.attention[x.Pipeline] {
+			took = time.Duration(x.Groups[0]*x.Groups[1]*x.Groups[2]) * time.Millisecond
+		}
+	}
+	return fenceFunc(func(limit time.Duration) (time.Duration, error) {
+		_, err := f.Wait(limit)
+		return took, err
+	}), err
+}
+
+// TestLongPast: attention's variants are timed with a long past, though the first rows
+// have a short one; the results are those of the first rows.
+func TestLongPast(t *testing.T) {
+	metaltest.Need(t)
+	sources, err := metalkern.Sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := metaltest.NewDevice(sources, metaltest.Build{}, metaltest.Order{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chosen := ""
+	b := metalkern.New(&pastLengths{d, map[uint32]bool{}}, metalkern.Options{Trials: &metalkern.Trials{Judge: judge, Machine: "a test", Limit: time.Second, Heard: func(x metalkern.Trial) {
+		if x.Kernel == "attention" && x.Chosen {
+			chosen = x.Variant
+		}
+	}}})
+	defer b.Close()
+	kv := compute.KV{Pages: 40, Heads: 1, KDim: 32, VDim: 32, Type: layout.F16}
+	k, v := kv.PageBytes()
+	kv.K, kv.V = newBuffer(t, b, 40*k), newBuffer(t, b, 40*v)
+	for i := range kv.V.Bytes {
+		kv.V.Bytes[i] = byte(i % 59) // small numbers
+	}
+	q, out := newBuffer(t, b, 4*32).Of(layout.F32, 0, 1, 32), newBuffer(t, b, 4*32).Of(layout.F32, 0, 1, 32)
+	var p compute.Program
+	p.Add(compute.Attention{Q: q, KV: kv, Heads: 1, Scale: 1, Out: out, Rows: compute.Rows{N: 1, Segments: 1, Prefill: 1, Pos: newInts(t, b, 0), Of: newInts(t, b, 0), Start: newInts(t, b, 0, 1)},
+		Pages: compute.Pages{Table: newInts(t, b, 7), Lo: newInts(t, b, 0), Hi: newInts(t, b, 1)}})
+	if err := compute.Run(b, &p, nil); err != nil {
+		t.Fatal(err)
+	}
+	if chosen != "16 pages" { // which cut the least
+		t.Errorf("chosen %q", chosen)
+	}
+	for i, got := range out.F32(0) {
+		at := kv.V.Bytes[7*v+2*i:]
+		if want := layout.F16ToF32(uint16(at[0]) | uint16(at[1])<<8); got != want {
+			t.Fatalf("value %d is %v, wants that of the only position, %v", i, got, want)
+		}
+	}
+}
