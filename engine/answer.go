@@ -21,6 +21,7 @@ type answer struct {
 	mlx     *mlxStop     // nil: stop is the rule
 	parser  *chat.Parser // nil: the text is passed on as it is
 
+	prompt    []Token // see Request.EchoPrompt
 	tokens    []Token
 	ended     bool // by an end token, a stop string or the only call
 	called    bool // the only call is complete: nothing comes after it
@@ -195,7 +196,7 @@ func (a *answer) finish() Result {
 		a.events(a.parser.Finish())
 	}
 	a.flush()
-	r := Result{Text: a.text.String(), Reasoning: a.reasoning.String(), ToolCalls: a.calls, BrokenCalls: a.broken, Tokens: a.tokens,
+	r := Result{Text: a.text.String(), Reasoning: a.reasoning.String(), ToolCalls: a.calls, BrokenCalls: a.broken, Prompt: a.prompt, Tokens: a.tokens,
 		FinishReason: FinishLength, StopString: a.stop.Matched()}
 	called := len(a.calls) > 0
 	if a.mlx != nil { // a block that was closed counts, whatever was in it

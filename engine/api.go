@@ -66,6 +66,10 @@ type Request struct {
 	IgnoreEnd bool
 	// Logprobs is the number of alternatives to report per token; -1 = none at all.
 	Logprobs int
+	// EchoPrompt reports the tokens of the prompt too: with Logprobs of 0 or more the
+	// log-probability of each but the first after those before it, for which the whole
+	// prompt is read, whatever of it is stored.
+	EchoPrompt bool
 	// Reasoning splits thoughts from the answer; Tools parses tool calls: with
 	// StreamCalls while they are being written, where the format allows it, else
 	// once they are complete. A call of a function that is not among the tools of
@@ -150,6 +154,9 @@ type Delta struct {
 	Tokens   []Token
 	// Prefill reports progress while the prompt is read; nothing else is set then.
 	Prefill *Progress
+	// Prompt has the tokens of the prompt, see Request.EchoPrompt; it comes once,
+	// before all text, and nothing else is set then.
+	Prompt []Token
 }
 
 // Progress counts prompt tokens.
@@ -173,6 +180,7 @@ type Result struct {
 	ToolCalls    []ToolCall
 	BrokenCalls  []string // why calls that the model began could not be used; their markup is left out
 	Tokens       []Token
+	Prompt       []Token // see Request.EchoPrompt
 	PromptTokens []int32
 	FinishReason FinishReason
 	StopString   string                   // the stop string that ended it, if one did

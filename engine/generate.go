@@ -228,6 +228,20 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	a := newAnswer(l, req, prompt, box.put)
 	began := e.opts.Now()
 	var ttft time.Duration
+	echo := func(ts []decode.Token) {
+		for _, t := range ts {
+			a.prompt = append(a.prompt, a.token(t))
+		}
+	}
+	switch {
+	case req.EchoPrompt && req.Logprobs >= 0:
+		echo([]decode.Token{{ID: j.Prompt[0]}})
+		j.NoStore, j.Prompted = true, echo
+	case req.EchoPrompt:
+		for _, id := range j.Prompt {
+			echo([]decode.Token{{ID: id}})
+		}
+	}
 	reading := 0 // tokens of a prompt whose end nobody was told yet
 	tell := func(done, total int, over bool) {
 		e.bus.Publish("prefill", telemetry.Prefill{Type: "prefill", Req: req.ID, Mode: l.info.Mode, Processed: done, Total: total, Done: over, T: l.log.Since(e.opts.Now())})
@@ -235,6 +249,9 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	j.Prefill = func(done, total int) {
 		e.advanced()
 		box.put(Delta{Prefill: &Progress{done, total}})
+		if done == total && req.EchoPrompt {
+			box.put(Delta{Prompt: a.prompt})
+		}
 		if reading = total; done == total {
 			reading = 0
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -13,8 +14,12 @@ import (
 	"sparkbar/engine"
 )
 
-// maxChoices bounds prompts times n of one request.
-const maxChoices = 128
+// maxChoices bounds prompts times n, or best_of, of one request; maxBestOf is what
+// OpenAI allows.
+const (
+	maxChoices = 128
+	maxBestOf  = 20
+)
 
 // textCompletion is the answer of /completions, whole or one chunk of it.
 type textCompletion struct {
@@ -38,11 +43,11 @@ type textChoice struct {
 // textLogprobs has one entry per token in each list. Offsets count characters
 // from the start of the choice's text.
 type textLogprobs struct {
-	Tokens        []string        `json:"tokens"`
-	TokenLogprobs []float64       `json:"token_logprobs"`
-	TopLogprobs   []orderedObject `json:"top_logprobs"` // token → log-probability, best first
-	TextOffset    []int           `json:"text_offset"`
-	Content       []chatLogprob   `json:"content,omitempty"` // see Profile.TokenIDs
+	Tokens        []string         `json:"tokens"`
+	TokenLogprobs []*float64       `json:"token_logprobs"` // null for the first token of an echoed prompt
+	TopLogprobs   []*orderedObject `json:"top_logprobs"`   // token → log-probability, best first
+	TextOffset    []int            `json:"text_offset"`
+	Content       []chatLogprob    `json:"content,omitempty"` // see Profile.TokenIDs
 }
 
 type completionRequest struct {
@@ -52,10 +57,12 @@ type completionRequest struct {
 	model    asked
 	usage    bool
 	logprobs bool
-	n        int      // choices per prompt
-	echo     []string // text to repeat before each prompt's answer, nil = none
+	n, best  int      // choices per prompt: shown, and made to choose from
+	echo     bool     // the prompt is repeated before its answer
+	silent   bool     // nothing but the prompt is shown: max_tokens is 0
+	texts    []string // per choice: its prompt, where that is a text
 	offset   []int    // per choice: characters that its tokens make up so far
-	echoed   []bool   // per choice: the stream has shown its prompt
+	shown    []bool   // per choice: the stream has shown its prompt
 }
 
 func (s *Server) completions(c *gin.Context) *apiError {
@@ -63,7 +70,7 @@ func (s *Server) completions(c *gin.Context) *apiError {
 	if err != nil {
 		return err
 	}
-	r := &completionRequest{s: s, id: "cmpl-" + randomHex(16), created: time.Now().Unix(), model: model, n: 1}
+	r := &completionRequest{s: s, id: "cmpl-" + randomHex(16), created: time.Now().Unix(), model: model, n: 1, best: 1}
 	// That server reads thoughts and calls out of any text, and shows neither here.
 	req := engine.Request{Model: model.id, ID: r.id, Client: clientName(c.Request), Reasoning: s.profile.MLXRules, Tools: s.profile.MLXRules}
 	prompts := f.prompts()
@@ -76,40 +83,52 @@ func (s *Server) completions(c *gin.Context) *apiError {
 	if n := f.integer("n", 1, 8); n != nil {
 		r.n = *n
 	}
+	r.best = r.n
+	if n := f.integer("best_of", 1, maxBestOf); n != nil {
+		r.best = *n
+	}
 	streaming := f.flag("stream")
 	r.usage = f.streamUsage()
-	echo := f.flag("echo")
+	r.echo = f.flag("echo")
+	if v, _ := f.get("max_tokens"); r.echo && string(v) == "0" { // to score the prompt
+		r.silent, req.MaxTokens = true, 1
+	}
 	f.refuse()
 	switch {
 	case streaming && r.n > 1:
 		f.fail(invalid("n", "'n' > 1 is not supported with stream=true"))
-	case len(prompts)*r.n > maxChoices:
-		f.fail(invalid("prompt", "'prompt' times 'n' asks for %d answers, at most %d are possible", len(prompts)*r.n, maxChoices))
-	case echo && r.logprobs:
-		f.fail(invalid("echo", "'echo' cannot be combined with 'logprobs': prompts are read without keeping their log-probabilities"))
+	case r.best < r.n:
+		f.fail(invalid("best_of", "'best_of' must be at least 'n', which is %d", r.n))
+	case streaming && r.best > 1:
+		f.fail(invalid("best_of", "'best_of' > 1 is not supported with stream=true: which answer is the best is known at the end"))
+	case len(prompts)*r.best > maxChoices:
+		f.fail(invalid("prompt", "'prompt' times 'n' or 'best_of' asks for %d answers, at most %d are possible", len(prompts)*r.best, maxChoices))
 	}
 	if f.err != nil {
 		return f.err
 	}
 	var reqs []engine.Request
 	for _, p := range prompts {
-		if echo {
-			if p.Text == nil {
-				return invalid("echo", "'echo' needs a text prompt, not token ids")
-			}
-			r.echo = append(r.echo, *p.Text)
-		}
-		for range r.n {
+		for i := range r.best {
 			one := req
 			one.Prompt = p
 			one.Prompt.MLXRules = s.profile.MLXRules
+			one.EchoPrompt = r.echo && (r.logprobs || p.Text == nil) && i == 0 // it is the same for all
+			if r.best > r.n {
+				one.Logprobs = max(one.Logprobs, 0)
+			}
 			reqs = append(reqs, one)
 		}
+		text := ""
+		if p.Text != nil {
+			text = *p.Text
+		}
+		r.texts = append(r.texts, text)
 	}
 	for i, one := range choices(req, len(reqs)) {
-		reqs[i].ID, reqs[i].Sampling.Seed = one.ID, derivedSeed(req.Sampling.Seed, i%r.n)
+		reqs[i].ID, reqs[i].Sampling.Seed = one.ID, derivedSeed(req.Sampling.Seed, i%r.best)
 	}
-	r.offset, r.echoed = make([]int, len(reqs)), make([]bool, len(reqs))
+	r.offset, r.shown = make([]int, len(prompts)*r.n), make([]bool, len(prompts)*r.n)
 	setRequestID(c, r.id)
 	if streaming {
 		return s.stream(c, reqs, r)
@@ -119,12 +138,15 @@ func (s *Server) completions(c *gin.Context) *apiError {
 		return err
 	}
 	answer := r.object()
-	for i, res := range results {
-		choice := textChoice{Index: i, Text: r.prefix(i) + res.Text, FinishReason: reason(res)}
-		if r.logprobs {
-			choice.Logprobs = r.tokens(i, res.Tokens)
+	for p := range prompts {
+		all := results[p*r.best:][:r.best]
+		prompt := all[0].Prompt
+		for _, res := range likeliest(all, r.n) {
+			choice := r.echoed(len(answer.Choices), prompt)
+			choice.FinishReason = r.reason(res)
+			r.append(&choice, res.Text, res.Tokens)
+			answer.Choices = append(answer.Choices, choice)
 		}
-		answer.Choices = append(answer.Choices, choice)
 	}
 	answer.Usage = r.usageOf(results)
 	answer.Stats = s.stats(results)
@@ -214,38 +236,103 @@ func (r *completionRequest) object() *textCompletion {
 		Fingerprint: r.model.fingerprint(), Choices: []textChoice{}}
 }
 
-// prefix is what echo puts before a choice.
-func (r *completionRequest) prefix(choice int) string {
-	if r.echo == nil {
-		return ""
+// likeliest are the n results with the highest mean log-probability, best first
+// where they were chosen among more.
+func likeliest(all []engine.Result, n int) []engine.Result {
+	if len(all) == n {
+		return all
 	}
-	return r.echo[choice/r.n]
+	mean := func(r engine.Result) float64 {
+		sum := 0.0
+		for _, t := range r.Tokens {
+			sum += t.Logprob
+		}
+		return sum / float64(max(len(r.Tokens), 1))
+	}
+	best := slices.Clone(all)
+	slices.SortStableFunc(best, func(a, b engine.Result) int { return cmp.Compare(mean(b), mean(a)) })
+	return best[:n]
+}
+
+// echoed begins a choice with its prompt, if that is to be repeated.
+func (r *completionRequest) echoed(index int, prompt []engine.Token) textChoice {
+	c := textChoice{Index: index}
+	if !r.echo {
+		return c
+	}
+	var b strings.Builder
+	for _, t := range prompt {
+		b.Write(t.Bytes)
+	}
+	raw := b.String()
+	if c.Text = r.texts[index/r.n]; c.Text == "" { // token ids
+		c.Text = strings.ToValidUTF8(raw, "\ufffd")
+	}
+	if !r.logprobs || len(prompt) == 0 {
+		return c
+	}
+	c.Logprobs = r.tokens(index, prompt)
+	c.Logprobs.TokenLogprobs[0], c.Logprobs.TopLogprobs[0] = nil, nil // there is nothing before it
+	if strings.HasPrefix(raw, " ") && raw == " "+c.Text {             // a space that the tokenizer puts before every text
+		for i := range c.Logprobs.TextOffset {
+			c.Logprobs.TextOffset[i] = max(0, c.Logprobs.TextOffset[i]-1)
+		}
+		r.offset[index]--
+	}
+	return c
+}
+
+// reason is why an answer ends: one of no tokens at their limit.
+func (r *completionRequest) reason(res engine.Result) *string {
+	if r.silent {
+		res.FinishReason = engine.FinishLength
+	}
+	return reason(res)
+}
+
+// append adds generated text and tokens to a choice.
+func (r *completionRequest) append(c *textChoice, text string, tokens []engine.Token) {
+	if r.silent {
+		return
+	}
+	c.Text += text
+	if !r.logprobs {
+		return
+	}
+	more := r.tokens(c.Index, tokens)
+	if r.s.profile.TokenIDs {
+		more.Content = r.s.profile.logprobs(tokens)
+	}
+	if l := c.Logprobs; l != nil {
+		more.Tokens, more.TokenLogprobs = append(l.Tokens, more.Tokens...), append(l.TokenLogprobs, more.TokenLogprobs...)
+		more.TopLogprobs, more.TextOffset = append(l.TopLogprobs, more.TopLogprobs...), append(l.TextOffset, more.TextOffset...)
+	}
+	c.Logprobs = more
 }
 
 // usageOf counts each prompt once, however many choices it has.
 func (r *completionRequest) usageOf(results []engine.Result) *usage {
 	var u usage
 	for i, res := range results {
-		if i%r.n == 0 {
+		if i%r.best == 0 {
 			u.PromptTokens += res.Stats.PromptTokens
 			u.PromptDetails.CachedTokens += res.Stats.CachedTokens
 		}
-		u.CompletionTokens += res.Stats.CompletionTokens
+		if !r.silent {
+			u.CompletionTokens += res.Stats.CompletionTokens
+		}
 	}
 	u.TotalTokens = u.PromptTokens + u.CompletionTokens
 	return &u
 }
 
 func (r *completionRequest) tokens(choice int, tokens []engine.Token) *textLogprobs {
-	l := &textLogprobs{Tokens: []string{}, TokenLogprobs: []float64{}, TopLogprobs: []orderedObject{}, TextOffset: []int{}}
-	if r.s.profile.TokenIDs {
-		l.Content = r.s.profile.logprobs(tokens)
-	}
+	l := &textLogprobs{Tokens: []string{}, TokenLogprobs: []*float64{}, TopLogprobs: []*orderedObject{}, TextOffset: []int{}}
 	for _, t := range tokens {
-		text := tokenText(t.Text, t.Bytes)
-		l.TopLogprobs = append(l.TopLogprobs, alternatives(t))
+		text, top, p := tokenText(t.Text, t.Bytes), alternatives(t), finite(t.Logprob)
+		l.TopLogprobs = append(l.TopLogprobs, &top)
 		l.Tokens = append(l.Tokens, text)
-		l.TokenLogprobs = append(l.TokenLogprobs, finite(t.Logprob))
+		l.TokenLogprobs = append(l.TokenLogprobs, &p)
 		l.TextOffset = append(l.TextOffset, r.offset[choice])
 		r.offset[choice] += runeStarts(t.Bytes)
 	}
@@ -282,16 +369,21 @@ func runeStarts(b []byte) int {
 func (r *completionRequest) begin(*eventStream) error { return nil }
 
 func (r *completionRequest) delta(out *eventStream, index int, d engine.Delta) error {
-	choice := textChoice{Index: index, Text: d.Text}
-	if r.logprobs && len(d.Tokens) > 0 {
-		choice.Logprobs = r.tokens(index, d.Tokens)
+	choice := textChoice{Index: index}
+	switch {
+	case d.Prompt != nil:
+		choice, r.shown[index] = r.echoed(index, d.Prompt), true
+	case d.Text != "" || len(d.Tokens) > 0:
+		if r.append(&choice, d.Text, d.Tokens); len(d.Tokens) == 0 {
+			choice.Logprobs = nil
+		}
 	}
 	if choice.Text == "" && choice.Logprobs == nil {
 		return nil
 	}
-	if !r.echoed[index] {
-		r.echoed[index] = true
-		choice.Text = r.prefix(index) + choice.Text
+	if !r.shown[index] {
+		r.shown[index] = true
+		choice.Text = r.echoed(index, nil).Text + choice.Text
 	}
 	c := r.object()
 	c.Choices = append(c.Choices, choice)
@@ -305,9 +397,9 @@ func (r *completionRequest) keepAlive(out *eventStream, p engine.Progress) error
 func (r *completionRequest) end(out *eventStream, results []engine.Result) error {
 	for i, res := range results {
 		last := r.object()
-		choice := textChoice{Index: i, FinishReason: reason(res)}
-		if !r.echoed[i] {
-			choice.Text = r.prefix(i)
+		choice := textChoice{Index: i, FinishReason: r.reason(res)}
+		if !r.shown[i] {
+			choice.Text = r.echoed(i, nil).Text
 		}
 		last.Choices = append(last.Choices, choice)
 		if i == len(results)-1 {

@@ -103,7 +103,7 @@ func (s *Server) operations() []operation {
 				"chat_template_kwargs": kwargs, "role_mapping": schema{"type": "object", "additionalProperties": text}, "response_format": format})},
 		{method: "POST", path: "/v1/completions", summary: "Continue a text", required: []string{"prompt"}, response: textCompletion{}, stream: s.openAIStream(textCompletion{}), fails: running,
 			request: beside(schema{"prompt": either(some(text), some(list(some(text))), some(list(id)), some(list(some(list(id))))), "max_tokens": tokens, "max_completion_tokens": tokens, "stop": texts, "n": between(whole, 1, 8),
-				"logprobs": schema{"anyOf": []schema{truth, between(whole, 0, 20)}}, "stream_options": usage, "echo": truth, "response_format": format})},
+				"logprobs": schema{"anyOf": []schema{truth, between(whole, 0, 20)}}, "stream_options": usage, "echo": truth, "best_of": between(whole, 1, maxBestOf), "response_format": format})},
 		{method: "POST", path: "/v1/messages", summary: "Answer a conversation, as Anthropic does", required: []string{"messages"}, response: anthropicMessage{}, stream: s.anthropicStream(), fails: running, request: messages},
 		{method: "POST", path: "/v1/messages/count_tokens", summary: "Count the tokens of a conversation", required: []string{"messages"}, response: tokenCount{}, fails: running, request: messages},
 		{method: "POST", path: "/v1/responses", summary: "Answer, as OpenAI's Responses API does", required: []string{"input"}, response: responseObject{}, stream: responsesStream(), fails: running,

@@ -107,8 +107,9 @@ func TestBadRequests(t *testing.T) {
 		{"/completions", `{"prompt":[1,-2]}`, "entry 0"},
 		{"/completions", `{"prompt":[[1],[]]}`, "entry 1"},
 		{"/completions", `{"prompt":"a","logprobs":21}`, "'logprobs' must be at most 20"},
-		{"/completions", `{"prompt":"a","logprobs":1,"echo":true}`, "'echo' cannot be combined"},
-		{"/completions", `{"prompt":[1,2],"echo":true}`, "'echo' needs a text prompt"},
+		{"/completions", `{"prompt":"a","n":3,"best_of":2}`, "'best_of' must be at least 'n', which is 3"},
+		{"/completions", `{"prompt":"a","best_of":21}`, "'best_of' must be at most 20"},
+		{"/completions", `{"prompt":"a","best_of":2,"stream":true}`, "'best_of' > 1 is not supported with stream=true"},
 		{"/completions", `{"prompt":["a","b","c","d","e","f","g","h","i","j","k","l","m","n","o","p","q"],"n":8}`, "asks for 136 answers"},
 
 		{"/v1/messages", `{}`, "'messages': must be a non-empty array"},
