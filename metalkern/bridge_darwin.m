@@ -14,6 +14,7 @@ struct mk_device {
   id<MTLCommandQueue> queue;
   id<MTLSharedEvent> ended; // its value is that of the last list that has ended
   uint64_t lists;
+  int met;                            // the last list had marks
   id<MTLSharedEvent> asked, answered; // the meetings with the CPU: only the GPU sets the one, only the CPU the other
   id<MTLBinaryArchive> archive; // compiled kernels; nil: they are not kept
   int fresh;                    // kernels that were added to it
@@ -190,6 +191,9 @@ uint64_t mk_submit(mk_device *d, const mk_dispatch *list, int n, const mk_bind *
     NSString *bad = cb ? nil : @"no command buffer";
     uint32_t now = 0;
     int mark = 0;
+    // The system keeps the GPU's own accesses in order between command buffers, but knows
+    // nothing of the CPU's.
+    if ((nmarks || d->met) && d->lists) [cb encodeWaitForEvent:d->ended value:d->lists];
     for (int i = 0; i <= n && !bad; i++) {
       // Events stand between encoders. What a later encoder touches waits for what an
       // earlier one did to it: the buffers are tracked.
@@ -225,6 +229,7 @@ uint64_t mk_submit(mk_device *d, const mk_dispatch *list, int n, const mk_bind *
     }
     [enc endEncoding];
     if (bad) return (uint64_t)fail(err, size, bad); // the command buffer goes uncommitted
+    d->met = nmarks > 0;
     [cb encodeSignalEvent:d->ended value:++d->lists];
     [cb commit];
     uint64_t at = put(&d->running, [cb retain]);
@@ -253,6 +258,8 @@ int mk_wait(mk_device *d, uint64_t ticket, double limit, double *seconds, int *c
     *seconds = [cb GPUEndTime] - [cb GPUStartTime];
     int ok = [cb status] == MTLCommandBufferStatusCompleted;
     *code = ok ? 0 : (int)[[cb error] code];
+    // the next list may wait for a signal that did not come
+    if (!ok && [d->ended signaledValue] < ticket >> 16) [d->ended setSignaledValue:ticket >> 16];
     if (!ok) fail(err, size, [cb error] ? [[cb error] localizedDescription] : @"the command buffer did not complete");
     drop(&d->running, at);
     return ok;

@@ -61,6 +61,7 @@ enum { MTLPipelineOptionNone = 0, MTLPipelineOptionFailOnBinaryArchiveMiss = 4 }
 @end
 @protocol MTLSharedEvent <NSObject> // mtlsharedevent
 - (BOOL)waitUntilSignaledValue:(uint64_t)value timeoutMS:(uint64_t)milliseconds; // macOS 12
+- (uint64_t)signaledValue;
 - (void)setSignaledValue:(uint64_t)value;
 @end
 @protocol MTLCommandBuffer <NSObject> // mtlcommandbuffer
