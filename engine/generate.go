@@ -181,6 +181,9 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	}
 	k := l.controls
 	j := decode.Job{Prompt: ids, MaxTokens: limit, End: l.end, Params: p, Logprobs: req.Logprobs, Penalized: req.Prompt.MLXRules, Mode: k.mode, Cap: k.cap, Threshold: k.threshold, Lookup: k.lookup, LongLookup: k.longLookup, Controller: k.controller, Tail: k.tail}
+	if lead := l.lead(req.Prompt); lead != "" { // the next turn does not begin with it
+		j.Tail += len(l.tok.Encode(lead, false))
+	}
 	if e.random != nil && p.Seed != nil {
 		j.Rand = e.random(*p.Seed)
 	}

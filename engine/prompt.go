@@ -49,9 +49,9 @@ func (l *voice) encode(p Prompt) (ids []int32, text string, err error) {
 }
 
 // lead is the part of the answer that a prompt already holds, behind the rendered
-// conversation.
+// conversation. An answer that the caller began goes on as it may.
 func (l *voice) lead(p Prompt) string {
-	if !p.MustCall || p.Tools == nil {
+	if !p.MustCall || p.Tools == nil || p.ContinueFinal {
 		return ""
 	}
 	return l.format.BeginCall(p.CallName)

@@ -31,11 +31,17 @@ func (l *loaded) split() (now, ended map[int]float64) {
 }
 
 // endSplit ends the CPU's part until the next load, and reports whether it had one.
+// What was read with it goes, because what comes is rounded otherwise.
 func (l *loaded) endSplit() bool {
 	s, ok := l.backend.(promptSplitter)
-	if !ok || l.splitEnded.Swap(true) {
+	if !ok || l.splitEnded.Load() {
 		return false
 	}
+	had := s.PromptSplit() != nil
+	if had {
+		l.run.Store().Clear()
+	}
+	l.splitEnded.Store(true)
 	s.SuspendPromptSplit()
-	return s.PromptSplit() != nil
+	return had
 }

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -139,6 +140,7 @@ func (f *fields) chosen(tools []json.RawMessage, names []string) (_ []json.RawMe
 		return
 	}
 	type named struct {
+		Type     string `json:"type"`
 		Name     string `json:"name"`
 		Function struct {
 			Name string `json:"name"`
@@ -180,19 +182,29 @@ func (f *fields) chosen(tools []json.RawMessage, names []string) (_ []json.RawMe
 	default:
 		return tools, names, false // a tool type that this server does not offer
 	}
+	wanted := map[string]bool{} // and whether it is offered
+	for _, n := range only {
+		switch {
+		case n.Type != "" && n.Type != "function": // one that this server does not offer
+		case n.Name != "":
+			wanted[n.Name] = false
+		default:
+			wanted[n.Function.Name] = false
+		}
+	}
 	var list []json.RawMessage
 	var kept []string
-	for _, n := range only {
-		name := n.Name
-		if name == "" {
-			name = n.Function.Name
+	for i, name := range names {
+		if _, ok := wanted[name]; ok && name != "" {
+			wanted[name] = true
+			list, kept = append(list, tools[i]), append(kept, name)
 		}
-		i := slices.Index(names, name)
-		if i < 0 || name == "" {
+	}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		if !wanted[name] {
 			f.fail(invalid("tool_choice", "'tool_choice' names the function '%s', which is not in 'tools'", shorten(name)))
 			return nil, nil, false
 		}
-		list, kept = append(list, tools[i]), append(kept, name)
 	}
 	return list, kept, must
 }

@@ -182,6 +182,26 @@ func TestOneCallField(t *testing.T) {
 	}
 }
 
+// TestAllowedTools: a tool that is allowed twice is offered once, and one that runs at
+// the provider is none of this server's.
+func TestAllowedTools(t *testing.T) {
+	for path, list := range map[string]string{
+		"/v1/chat/completions": `{"type":"function","function":{"name":"get_time"}}`,
+		"/v1/responses":        `{"type":"function","name":"get_time"}`,
+	} {
+		for tools, want := range map[string]int{list: 1, list + "," + list: 1, `{"type":"web_search"},` + list: 1, `{"type":"web_search"}`: 0} {
+			e := enginetest.New(replay(engine.FinishStop, engine.Delta{Text: "x"}))
+			w := send(httpapi.New(e, httpapi.Options{}), path, ask(path, "x", `,"tool_choice":{"type":"allowed_tools","mode":"auto","tools":[`+tools+`]}`, false))
+			if w.Code != http.StatusOK || len(e.Asked()) != 1 {
+				t.Fatalf("%s, %s: %d %s", path, tools, w.Code, w.Body)
+			}
+			if n := strings.Count(string(e.Asked()[0].Prompt.Tools), "get_"); n != want {
+				t.Errorf("%s, %s: %d tools are offered, wants %d", path, tools, n, want)
+			}
+		}
+	}
+}
+
 // TestToolChoiceErrors: choices that mean nothing name the field.
 func TestToolChoiceErrors(t *testing.T) {
 	h := httpapi.New(enginetest.New(enginetest.Script{}), httpapi.Options{})

@@ -213,7 +213,7 @@ func adapterKey(a *arch.Adapter) any {
 }
 
 // keep commits the first n rows of the step. The drafter reads their taps when it is
-// asked for drafts: many rows together, and none if it never is.
+// asked for drafts, many rows together, at the latest when the conversation is stored.
 func (g *generation) keep(n int) error {
 	g.seq.Advance(n)
 	if g.drafts == nil {
@@ -456,6 +456,7 @@ func (g *generation) report(rd Round) {
 // otherwise a later request starts the drafter's context anew.
 func (g *generation) end() {
 	var own *cache.Seq
+	g.stop.Clear() // what was cancelled is stored too
 	if g.drafts != nil && g.good && !g.j.NoStore && g.catchUp() != nil {
 		g.good = false
 	}

@@ -62,20 +62,21 @@ export function addRound(r: Round) {
 
 let asking: Promise<void> | null = null, overtaken = false;
 
-/** refresh asks for what events do not carry. An answer that something has overtaken is asked for again, so that the latest one counts. */
+/** refresh asks for what events do not carry. An answer that something has overtaken is asked for again, so that the latest one counts; of what changes without a pause the third is shown, and soon the next. */
 export function refresh(): Promise<void> {
   overtaken = true;
   return asking ??= (async () => {
-    while (overtaken) {
+    for (let tries = 1; overtaken && tries <= 3; tries++) {
       overtaken = false;
       try {
         const [status, running] = await Promise.all([get<Status>("/admin/status"), get<{ requests: RunningRequest[] }>("/admin/requests")]);
-        if (!overtaken) set({ status, requests: running.requests, downloads: status.downloads ?? [] });
+        if (!overtaken || tries === 3) set({ status, requests: running.requests, downloads: status.downloads ?? [] });
       } catch (e) {
         if (e instanceof Failure && e.status === 401) set({ connection: "key" });
       }
     }
     asking = null;
+    if (overtaken) setTimeout(refresh, 200);
   })();
 }
 
