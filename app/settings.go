@@ -568,6 +568,7 @@ func (s *settings) watch(ctx context.Context, changed func(error)) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	last, _ := os.ReadFile(s.path) // before the first event can come
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
@@ -578,10 +579,8 @@ func (s *settings) watch(ctx context.Context, changed func(error)) error {
 	}
 	go func() {
 		defer w.Close()
-		last, _ := os.ReadFile(s.path)
 		const settle = 50 * time.Millisecond // a save is several events
-		timer := time.NewTimer(settle)
-		timer.Stop()
+		timer := time.NewTimer(settle)       // what came before the watch is found, too
 		for {
 			select {
 			case <-ctx.Done():
