@@ -133,68 +133,6 @@ func TestBenchInflated(t *testing.T) {
 	chapter(t, "inflated", "Speculation on the heavy demo", fmt.Sprintf("The demo's target with 20 more layers that change nothing and a wider inside (%.0f MB of 4-bit weights), its own drafters, 13 prompts; decoding time of all answers together, plain over speculative.", weights), figures)
 }
 
-// TestBenchDrafter: SmolLM2 with its DSpark head, on twenty prompts.
-func TestBenchDrafter(t *testing.T) {
-	benching(t)
-	dir := testneed.SmolLM2(t)
-	prompts := smolPrompts(t)
-	e := bencher(t, nil, engine.LoadRequest{Model: filepath.Join(dir, "mlx"), Drafter: "testdata/smollm2/dspark", Mode: "dspark", MaxDraft: ptr(0), ContextWindow: ptr(2048)})
-	arms := []engine.Arm{{Mode: "baseline"}, {Mode: "dspark"}}
-	var plain, spec float64
-	least, at := 10.0, 0
-	var ratios []float64
-	for i, p := range prompts {
-		c := race(t, e, p, 64, 4, arms)
-		plain, spec = plain+c.seconds[0], spec+c.seconds[1]
-		r := c.seconds[0] / c.seconds[1]
-		t.Logf("prompt %d: %.2f x, accept %.2f, %d tokens in %.3f and %.3f s", i, r, c.accept[1], len(c.tokens), c.seconds[0], c.seconds[1])
-		if ratios = append(ratios, r); r < least {
-			least, at = r, i
-		}
-	}
-	if c := e.Calibration(); c.Costs != nil {
-		text, _ := json.Marshal(c.Costs)
-		t.Logf("costs %s", text)
-	}
-	slices.Sort(ratios)
-	chapter(t, "drafter", "SmolLM2 with its DSpark head", fmt.Sprintf("%d prompts, up to 64 tokens, the cap chosen on the way; decoding time, plain over speculative, each the fastest of four runs.", len(prompts)), []figure{
-		{Name: "all prompts together", Value: plain / spec, Unit: "x", Want: ">= 1.2"},
-		{Name: "median prompt", Value: ratios[len(ratios)/2], Unit: "x"},
-		{Name: "worst prompt", Value: least, Unit: "x", Want: ">= 0.97", Note: fmt.Sprintf("prompt %d", at)}})
-}
-
-// smolPrompts are twenty prompts of different kinds.
-func smolPrompts(t *testing.T) [][]int32 {
-	t.Helper()
-	var golden struct {
-		Cases []struct {
-			IDs []int32 `json:"prompt_ids"`
-		}
-	}
-	var trained struct {
-		Prompts []struct {
-			IDs []int32 `json:"prompt_ids"`
-		}
-	}
-	for name, v := range map[string]any{"smollm2.json": &golden, "smollm2_expected.json": &trained} {
-		text, err := os.ReadFile("testdata/smollm2/" + name)
-		if err == nil {
-			err = json.Unmarshal(text, v)
-		}
-		if err != nil {
-			t.Fatal(name, err)
-		}
-	}
-	var prompts [][]int32
-	for _, p := range golden.Cases {
-		prompts = append(prompts, p.IDs)
-	}
-	for _, p := range trained.Prompts {
-		prompts = append(prompts, p.IDs)
-	}
-	return prompts[:min(20, len(prompts))]
-}
-
 // copyPrompts have a file, in testdata/copies, written out again, as editors do
 // it. The model changes next to nothing, also where it is told to.
 var copyPrompts = []struct{ name, task, file, language string }{

@@ -13,132 +13,341 @@ import (
 	"sparkbar/engine/arch"
 	"sparkbar/engine/calibrate"
 	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
 	"sparkbar/engine/decode"
 	"sparkbar/engine/draft"
 	"sparkbar/engine/testneed"
 )
 
-// BenchmarkStreams answers 1, 4 and 8 prompts at once with a real model, without
-// speculation, with copies and with a DSpark head, in turn, and reports tokens per
-// second in all (medians), each beside one plain stream: x4 and x8 are 4 and 8
-// streams of the same kind over one of it. Reading of prompts is not counted.
-func BenchmarkStreams(b *testing.B) {
-	dir := testneed.SmolLM2(b)
-	var prompts struct {
-		Prompts []struct {
-			IDs []int32 `json:"prompt_ids"`
-		}
+// The tests of this file measure: `make bench` runs them on a machine that rests.
+// They never fail because of a time. Ways of answering are compared in lanes: each
+// has a runner of its own and a clock that goes only while that runner works, and
+// the lane whose clock is behind makes the next step. So what disturbs the machine
+// disturbs all of them alike.
+
+// figure is a measured number; Want is what it should reach ("" = nothing).
+type figure struct {
+	Name  string  `json:"name"`
+	Value float64 `json:"value"`
+	Unit  string  `json:"unit"`
+	Want  string  `json:"want,omitempty"`
+	Note  string  `json:"note,omitempty"`
+}
+
+// chapter writes the figures of a measurement.
+func chapter(t *testing.T, file, title, about string, figures []figure) {
+	t.Helper()
+	for _, f := range figures {
+		t.Logf("%s: %.3g %s (wants %s) %s", f.Name, f.Value, f.Unit, f.Want, f.Note)
 	}
-	text, err := os.ReadFile("../testdata/smollm2/smollm2_expected.json")
+	text, err := json.MarshalIndent(map[string]any{"title": title, "about": about, "figures": figures}, "", " ")
 	if err == nil {
-		err = json.Unmarshal(text, &prompts)
+		err = os.WriteFile(filepath.Join(os.Getenv("SPARKBAR_BENCH"), file+".json"), text, 0o644)
 	}
-	if err != nil || len(prompts.Prompts) < 8 {
-		b.Fatal(len(prompts.Prompts), err)
-	}
-	backend, err := cpu.New(cpu.Options{})
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
-	b.Cleanup(func() { backend.Close() })
+}
+
+// smolBench is SmolLM2 with its DSpark head, for lanes.
+type smolBench struct {
+	*testing.T
+	b    compute.Backend
+	m    *arch.Model
+	head *checkpoint.Checkpoint
+}
+
+func openSmolBench(t *testing.T) *smolBench {
+	if os.Getenv("SPARKBAR_BENCH") == "" {
+		t.Skip("measures: SPARKBAR_BENCH names the folder for results (make bench)")
+	}
+	dir := testneed.SmolLM2(t)
+	s := &smolBench{T: t}
+	var err error
+	if s.b, err = cpu.New(cpu.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.b.Close() })
 	open := func(path string) *checkpoint.Checkpoint {
 		c, err := checkpoint.Open(path)
 		if err != nil {
-			b.Fatal(err)
+			t.Fatal(err)
 		}
-		b.Cleanup(func() { c.Close() })
+		t.Cleanup(func() { c.Close() })
 		return c
 	}
-	m, err := arch.Load(open(filepath.Join(dir, "mlx")), backend)
-	if err != nil {
-		b.Fatal(err)
+	if s.m, err = arch.Load(open(filepath.Join(dir, "mlx")), s.b); err != nil {
+		t.Fatal(err)
 	}
-	b.Cleanup(m.Close)
-	d, err := draft.Open(open("../testdata/smollm2/dspark"), draft.Host{Model: m, Backend: backend, Positions: 4096, Sequences: 24, Window: 4096, Bits: 4})
-	if err != nil {
-		b.Fatal(err)
-	}
-	r, err := decode.New(backend, m, d, decode.Options{Positions: 4096})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(r.Close)
-	costs, err := r.Measure(context.Background())
-	if err != nil {
-		b.Fatal(err)
-	}
-	r.SetCosts(costs)
-	js, _ := json.Marshal(costs)
-	b.Logf("costs %s", js)
+	t.Cleanup(s.m.Close)
+	s.head = open("../testdata/smollm2/dspark")
+	return s
+}
 
-	const limit = 48
-	measure := func(j decode.Job, streams int) (rate float64) {
-		tokens, begun, ended := make([]int, streams), 0, 0
-		for i := range streams {
-			j := j
-			j.Prompt, j.MaxTokens, j.Logprobs, j.NoStore = prompts.Prompts[i].IDs, limit, -1, true
-			j.Emit = func(ts []decode.Token) bool {
-				if tokens[i] == 0 {
-					begun++
+// prompts are the twenty that the controller was tuned on, and twenty others.
+func (s *smolBench) prompts() (tuned, others [][]int32) {
+	type prompt struct {
+		IDs []int32 `json:"prompt_ids"`
+	}
+	var golden struct{ Cases []prompt }
+	var trained struct{ Prompts []prompt }
+	var varied []prompt
+	for name, v := range map[string]any{"smollm2.json": &golden, "smollm2_expected.json": &trained, "varied.json": &varied} {
+		text, err := os.ReadFile("../testdata/smollm2/" + name)
+		if err == nil {
+			err = json.Unmarshal(text, v)
+		}
+		if err != nil {
+			s.Fatal(name, err)
+		}
+	}
+	for _, p := range append(golden.Cases, trained.Prompts...) {
+		tuned = append(tuned, p.IDs)
+	}
+	for _, p := range varied {
+		others = append(others, p.IDs)
+	}
+	if len(tuned) != 20 || len(others) != 20 {
+		s.Fatal(len(tuned), len(others))
+	}
+	return tuned, others
+}
+
+// lane is one way of answering.
+type lane struct {
+	s       *smolBench
+	r       *decode.Runner
+	job     decode.Job
+	streams int
+
+	own  time.Duration // its clock, without the step in progress,
+	from time.Time     // which began then
+
+	running []*answer
+	// Of steps in which nobody read a prompt.
+	took   time.Duration
+	tokens int
+}
+
+// answer is one of a lane's.
+type answer struct {
+	prompt int
+	tokens []int32
+	over   bool
+}
+
+// lane opens one of so many streams, with speculation or without.
+func (s *smolBench) lane(streams int, speculate bool) *lane {
+	o := decode.Options{Positions: streams * 256, Running: streams}
+	l := &lane{s: s, streams: streams, job: decode.Job{Mode: decode.Baseline}}
+	var d draft.Drafter
+	var err error
+	if speculate {
+		if d, err = draft.Open(s.head, draft.Host{Model: s.m, Backend: s.b, Positions: o.Positions + 64, Sequences: 2*streams + 2, Window: 4096, Bits: 4, Frequent: draft.Frequent(s.m.Vocab)}); err != nil {
+			s.Fatal(err)
+		}
+	}
+	if l.r, err = decode.New(s.b, s.m, d, o); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(l.r.Close)
+	if speculate {
+		costs, err := l.r.Measure(context.Background())
+		if err != nil {
+			s.Fatal(err)
+		}
+		text, _ := json.Marshal(costs)
+		s.Logf("costs %s", text)
+		l.r.SetCosts(costs)
+		l.job = decode.Job{Mode: decode.Draft, Lookup: true, Controller: calibrate.NewController(costs, calibrate.ControllerConfig{MaxCap: d.MaxDraft(), Park: true, Patient: true})}
+	}
+	began := time.Now()
+	l.r.SetClock(func() time.Time {
+		t := l.own
+		if !l.from.IsZero() {
+			t += time.Since(l.from)
+		}
+		return began.Add(t)
+	})
+	return l
+}
+
+// start begins an answer of up to 64 tokens.
+func (l *lane) start(prompt int, ids []int32) {
+	a := &answer{prompt: prompt}
+	j := l.job
+	j.Prompt, j.MaxTokens, j.End, j.Logprobs, j.NoStore = ids, 64, map[int32]bool{2: true}, -1, true
+	j.Emit = func(ts []decode.Token) bool {
+		for _, t := range ts {
+			a.tokens = append(a.tokens, t.ID)
+		}
+		return false
+	}
+	l.running = append(l.running, a)
+	if err := l.r.Start(context.Background(), j, func(_ decode.Outcome, err error) {
+		if a.over = true; err != nil {
+			l.s.Fatal(err)
+		}
+	}); err != nil {
+		l.s.Fatal(err)
+	}
+}
+
+// step makes one step and returns the answers that it ended.
+func (l *lane) step() (ended []*answer) {
+	reading := slices.ContainsFunc(l.running, func(a *answer) bool { return len(a.tokens) == 0 })
+	count := func() (n int) {
+		for _, a := range l.running {
+			n += len(a.tokens)
+		}
+		return n
+	}
+	before := count()
+	l.from = time.Now()
+	l.r.Step()
+	took := time.Since(l.from)
+	l.own, l.from = l.own+took, time.Time{}
+	if !reading {
+		l.took += took
+		l.tokens += count() - before
+	}
+	l.running = slices.DeleteFunc(l.running, func(a *answer) bool {
+		if a.over {
+			ended = append(ended, a)
+		}
+		return a.over
+	})
+	return ended
+}
+
+// behind is the lane with the earliest clock of those that have something to do.
+func behind(lanes []*lane) (next *lane) {
+	for _, l := range lanes {
+		if len(l.running) > 0 && (next == nil || l.took < next.took) {
+			next = l
+		}
+	}
+	return next
+}
+
+// known checks that every answer to a prompt is the same.
+type known map[int][]int32
+
+func (k known) check(s *smolBench, a *answer) {
+	if want, ok := k[a.prompt]; !ok {
+		k[a.prompt] = a.tokens
+	} else if !slices.Equal(a.tokens, want) {
+		s.Errorf("prompt %d is answered %v and %v", a.prompt, a.tokens, want)
+	}
+}
+
+// TestBenchDrafter: one stream with the head and the cap chosen on the way, beside
+// two without: the second says what the machine alone makes of such a comparison.
+func TestBenchDrafter(t *testing.T) {
+	s := openSmolBench(t)
+	const sweeps = 8
+	tuned, others := s.prompts()
+	var figures []figure
+	for _, list := range []struct {
+		name    string
+		prompts [][]int32
+		want    string
+		worst   string
+	}{{"prompts that the choice was tuned on", tuned, ">= 1.2", ">= 0.97"}, {"other prompts", others, "", ">= 0.97"}} {
+		lanes := []*lane{s.lane(1, false), s.lane(1, false), s.lane(1, true)}
+		times := make([][3]time.Duration, len(list.prompts))
+		answers := known{}
+		for n := range sweeps {
+			for i, p := range list.prompts {
+				for _, l := range lanes {
+					l.start(i, p)
+					l.took = 0
 				}
-				tokens[i] += len(ts)
-				return false
-			}
-			if err := r.Start(context.Background(), j, func(decode.Outcome, error) { ended++ }); err != nil {
-				b.Fatal(err)
-			}
-		}
-		for begun < streams {
-			r.Step()
-		}
-		sum := func() (n int) {
-			for _, t := range tokens {
-				n += t
-			}
-			return n
-		}
-		before, began := sum(), time.Now()
-		for ended == 0 {
-			r.Step()
-		}
-		rate = float64(sum()-before) / time.Since(began).Seconds()
-		for r.Active() > 0 {
-			r.Step()
-		}
-		return rate
-	}
-	cap := costs.BestCap(calibrate.DerivedAcceptance, 0, d.MaxDraft())
-	kinds := []struct {
-		name string
-		j    decode.Job
-	}{
-		{"plain", decode.Job{Mode: decode.Baseline}},
-		{"lookup", decode.Job{Mode: decode.Lookup}},
-		{"dspark", decode.Job{Mode: decode.Draft, Cap: cap}},
-	}
-	rates := map[string][]float64{}
-	for b.Loop() {
-		for _, streams := range []int{1, 4, 8} {
-			for _, k := range kinds {
-				name := fmt.Sprint(k.name, streams)
-				rates[name] = append(rates[name], measure(k.j, streams))
+				turn := []*lane{lanes[n%3], lanes[(n+1)%3], lanes[(n+2)%3]}
+				for l := behind(turn); l != nil; l = behind(turn) {
+					for _, a := range l.step() {
+						answers.check(s, a)
+					}
+				}
+				for k, l := range lanes {
+					times[i][k] += l.took
+				}
 			}
 		}
+		var all [3]time.Duration
+		var ratios []float64
+		least, at, same := 10.0, 0, 10.0
+		for i, x := range times {
+			for k := range x {
+				all[k] += x[k]
+			}
+			plain := float64(x[0]+x[1]) / 2
+			r, control := plain/float64(x[2]), float64(x[0])/float64(x[1])
+			t.Logf("%s, %d: %.3f x, plain over plain %.3f, %d tokens in %v", list.name, i, r, control, len(answers[i]), (x[0]+x[1])/2/sweeps)
+			if ratios = append(ratios, r); r < least {
+				least, at = r, i
+			}
+			same = min(same, control, 1/control)
+		}
+		slices.Sort(ratios)
+		figures = append(figures,
+			figure{Name: list.name, Value: float64(all[0]+all[1]) / 2 / float64(all[2]), Unit: "x", Want: list.want, Note: fmt.Sprintf("plain over plain %.3f", float64(all[0])/float64(all[1]))},
+			figure{Name: "the median of them", Value: ratios[len(ratios)/2], Unit: "x"},
+			figure{Name: "the worst of them", Value: least, Unit: "x", Want: list.worst, Note: fmt.Sprintf("number %d; of plain over plain %.3f", at, same)})
 	}
-	median := func(name string) float64 {
-		slices.Sort(rates[name])
-		return rates[name][len(rates[name])/2]
-	}
-	for _, k := range kinds {
-		one := median(k.name + "1")
-		b.ReportMetric(one, k.name+"1-tok/s")
-		for _, streams := range []int{4, 8} {
-			n := median(fmt.Sprint(k.name, streams))
-			b.ReportMetric(n/one, fmt.Sprintf("%s-x%d", k.name, streams))
-			best := max(median(fmt.Sprint("plain", streams)), median(k.name+"1"))
-			b.ReportMetric(n/best, fmt.Sprintf("%s%d-of-best", k.name, streams))
+	chapter(t, "drafter", "SmolLM2 with its DSpark head", fmt.Sprintf("Two lists of 20 prompts, up to 64 tokens, the cap chosen on the way, copies from the context as by default; decoding time of %d runs, plain over speculative, round by round in turns. Two plain lanes run beside each other, to show what is noise.", sweeps), figures)
+}
+
+// TestBenchStreams: several answers at once, with speculation and without.
+func TestBenchStreams(t *testing.T) {
+	s := openSmolBench(t)
+	const each = 9 * time.Second
+	tuned, others := s.prompts()
+	prompts := append(tuned, others...)
+	var lanes []*lane
+	for _, speculate := range []bool{false, true} {
+		for _, n := range []int{1, 4, 8} {
+			lanes = append(lanes, s.lane(n, speculate))
 		}
 	}
-	b.Logf("cap %d", cap)
+	next := make(map[*lane]int)
+	answers := known{}
+	for {
+		l := lanes[0]
+		for _, o := range lanes {
+			if o.took < l.took {
+				l = o
+			}
+		}
+		if l.took >= each {
+			break
+		}
+		for len(l.running) < l.streams {
+			i := next[l] % len(prompts)
+			l.start(i, prompts[i])
+			next[l]++
+		}
+		for _, a := range l.step() {
+			answers.check(s, a)
+		}
+	}
+	rate := func(l *lane) float64 { return float64(l.tokens) / l.took.Seconds() }
+	plain, spec := lanes[:3], lanes[3:]
+	figures := []figure{
+		{Name: "one plain stream", Value: rate(plain[0]), Unit: "tok/s"},
+		{Name: "one stream with speculation", Value: rate(spec[0]), Unit: "tok/s"},
+	}
+	for i, want := range []string{"", ">= 2.5", ">= 3.5"} {
+		if want == "" {
+			continue
+		}
+		n, best := plain[i].streams, max(rate(plain[i]), rate(spec[0]))
+		figures = append(figures,
+			figure{Name: fmt.Sprintf("%d plain streams", n), Value: rate(plain[i]), Unit: "tok/s"},
+			figure{Name: fmt.Sprintf("%d plain streams over one", n), Value: rate(plain[i]) / rate(plain[0]), Unit: "x", Want: want},
+			figure{Name: fmt.Sprintf("%d streams with speculation", n), Value: rate(spec[i]), Unit: "tok/s"},
+			figure{Name: fmt.Sprintf("%d streams with speculation over the best other", n), Value: rate(spec[i]) / best, Unit: "x", Want: ">= 0.97"})
+	}
+	chapter(t, "streams", "Several answers at once", fmt.Sprintf("SmolLM2-135M (4-bit MLX) and its DSpark head, 40 prompts, up to 64 tokens each, always as many answers at once as it says; tokens of all per second of decoding (steps that read a prompt do not count), %.0f seconds of each way, step by step in turns. Every answer is the same in all ways. The best other way is the better of as many plain streams and of one with speculation.", each.Seconds()), figures)
 }
