@@ -5,6 +5,9 @@ import (
 	"slices"
 )
 
+// shareMargin is what drafts must gain at least when several streams run.
+const shareMargin = 1.05
+
 // Stream is a generation in a step of several.
 type Stream struct {
 	P     float64 // chance that a draft is accepted, given that all before it were
@@ -20,7 +23,9 @@ type Stream struct {
 // with the best rate is taken. Zero for all means that more streams leave no time
 // for drafts. Source: the hardware-aware scheduler of the DSpark paper, which
 // stops at the first drop because it works on confidences of tokens it has seen;
-// P comes from earlier rounds, so the whole order can be searched.
+// P comes from earlier rounds, so the whole order can be searched. Drafts that gain
+// next to nothing are left out: rows beyond those of a kernel's tile cost more than
+// the curve between two measured widths says.
 func (c *Costs) Share(streams []Stream) []int {
 	type draft struct {
 		stream   int
@@ -62,7 +67,7 @@ func (c *Costs) Share(streams []Stream) []int {
 		}
 		return tokens / t
 	}
-	best, most := rate(), 0
+	best, most := shareMargin*rate(), 0
 	for n, d := range order {
 		rows, tokens, ms = rows+1, tokens+d.survival, ms+d.ms
 		if r := rate(); r > best {

@@ -21,8 +21,9 @@ func TestShare(t *testing.T) {
 		{flat, []Stream{{P: 0.9, Most: 7}, {P: 0.3, Most: 7}}, []int{6, 0}},   // the free rows go where they are worth most
 		{flat, slices.Repeat([]Stream{{P: 0.7, Most: 7}}, 8), make([]int, 8)}, // streams fill the free rows
 		{steep, []Stream{{P: 0.7, Most: 7}, {P: 0.7, Most: 7}}, []int{0, 0}},
-		{steep, []Stream{{P: 0.99, Most: 7, Copies: true}, {P: 0.5, Most: 7}}, []int{3, 0}},
-		{steep, []Stream{{P: 0.5, Least: 2, Most: 2}, {P: 0.5, Most: 4}}, []int{2, 0}}, // what is pinned stays
+		{steep, []Stream{{P: 0.99, Most: 7, Copies: true}, {P: 0.5, Most: 7}}, []int{0, 0}},                                                                // three would gain 2 %
+		{&Costs{Verify: flat.Verify, Grid: flat.Grid, Drafter: Constant(1000)}, []Stream{{P: 0.9, Most: 7, Copies: true}, {P: 0.3, Most: 7}}, []int{6, 0}}, // copies need no drafter
+		{steep, []Stream{{P: 0.5, Least: 2, Most: 2}, {P: 0.5, Most: 4}}, []int{2, 0}},                                                                     // what is pinned stays
 	} {
 		if got := c.costs.Share(c.streams); !slices.Equal(got, c.want) {
 			t.Errorf("case %d: %v, wants %v", i, got, c.want)

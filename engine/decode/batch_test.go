@@ -222,7 +222,7 @@ func TestBatchIdentity(t *testing.T) {
 // what it missed when it is asked again.
 func TestSharedDrafts(t *testing.T) {
 	t.Parallel()
-	free := &calibrate.Costs{Verify: calibrate.Constant(10), Drafter: calibrate.Constant(1)}
+	free := &calibrate.Costs{Verify: calibrate.Constant(10), Drafter: calibrate.Constant(0.1)}
 	dear := &calibrate.Costs{Verify: calibrate.NewCurve(map[int]float64{1: 10, 2: 20}), Drafter: calibrate.Constant(5)}
 	for _, drafter := range []string{"dspark_deepspec", "dflash1", "dflash2", "target_qwen3"} {
 		b := backends(t)[1]
