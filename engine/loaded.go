@@ -672,6 +672,9 @@ type watchedBackend struct {
 // over ends the watch: what comes later (adapters) is no part of the load.
 func (w *watchedBackend) over() { w.ctx, w.report = context.Background(), func(LoadProgress) {} }
 
+// StridedPages is that of the backend: see compute.StridedPages.
+func (w *watchedBackend) StridedPages() bool { return compute.StridedPages(w.Backend) }
+
 func (w *watchedBackend) Load(m layout.Matrix) (*compute.Weight, error) {
 	if err := w.ctx.Err(); err != nil {
 		return nil, err
