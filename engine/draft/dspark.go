@@ -158,6 +158,17 @@ func (d *DSpark) shorten(n int) (err error) {
 	return err
 }
 
+// WeightBytes implements Drafter.
+func (d *DSpark) WeightBytes() int64 {
+	n := d.head.WeightBytes()
+	for _, w := range []*compute.Weight{d.frequent.out, d.frequent.w2} {
+		if w != nil && w.Repacked {
+			n += w.Bytes()
+		}
+	}
+	return n
+}
+
 // Close implements Drafter.
 func (d *DSpark) Close() {
 	for _, w := range []*compute.Weight{d.frequent.out, d.frequent.w2} {
