@@ -21,6 +21,10 @@ const (
 	maxBestOf  = 20
 )
 
+// maxScored bounds the bytes of text, or token ids, of the prompts in an answer that
+// has their log-probabilities: each becomes a thousand times as much.
+const maxScored = 512 << 10
+
 // textCompletion is the answer of /completions, whole or one chunk of it.
 type textCompletion struct {
 	ID          string       `json:"id"`
@@ -103,6 +107,17 @@ func (s *Server) completions(c *gin.Context) *apiError {
 		f.fail(invalid("best_of", "'best_of' > 1 is not supported with stream=true: which answer is the best is known at the end"))
 	case len(prompts)*r.best > maxChoices:
 		f.fail(invalid("prompt", "'prompt' times 'n' or 'best_of' asks for %d answers, at most %d are possible", len(prompts)*r.best, maxChoices))
+	}
+	scored := 0
+	for _, p := range prompts {
+		n := len(p.Tokens)
+		if p.Text != nil {
+			n = len(*p.Text)
+		}
+		scored += n * r.n
+	}
+	if r.echo && r.logprobs && scored > maxScored {
+		f.fail(invalid("echo", "'echo' with 'logprobs' would repeat prompts of %d bytes or token ids, times 'n'; at most %d are possible, send fewer at a time", scored, maxScored))
 	}
 	if f.err != nil {
 		return f.err

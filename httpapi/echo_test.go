@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"sparkbar/engine"
+	"sparkbar/httpapi"
+	"sparkbar/httpapi/internal/enginetest"
 )
 
 // textAnswer is an answer of /completions.
@@ -143,6 +145,29 @@ func TestEcho(t *testing.T) {
 	for i, c := range a.Choices {
 		if p := []string{"One", "One", "Two three", "Two three"}[i]; c.Index != i || !strings.HasPrefix(c.Text, p) || c.Logprobs.Chosen[0] != nil || c.Logprobs.Offsets[0] != 0 || len(c.Logprobs.Tokens) != len(a.Choices[i/2*2].Logprobs.Tokens) {
 			t.Errorf("choice %d: %+v", i, c)
+		}
+	}
+}
+
+// TestEchoIsBounded: an answer that scores its prompts is a thousand times as long as
+// they are, so there are only so many.
+func TestEchoIsBounded(t *testing.T) {
+	e := enginetest.New(enginetest.Script{})
+	h := httpapi.New(e, httpapi.Options{})
+	long := strings.Repeat("a ", 100_000)
+	for _, body := range []string{
+		`"prompt":["` + long + `","` + long + `","` + long + `"]`,
+		`"prompt":"` + long + `","n":3`,
+		`"prompt":[` + strings.Repeat("7,", 199_999) + `7],"n":3`,
+	} {
+		w := send(h, "/v1/completions", `{`+body+`,"echo":true,"logprobs":5}`)
+		if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "'echo' with 'logprobs' would repeat prompts of 600000 bytes") || len(e.Asked()) > 0 {
+			t.Fatalf("%d %.200s, asked %d times", w.Code, w.Body, len(e.Asked()))
+		}
+	}
+	for _, fields := range []string{`,"echo":true`, `,"logprobs":5`} {
+		if w := send(h, "/v1/completions", `{"prompt":"`+long+`","n":3`+fields+`}`); w.Code != http.StatusOK {
+			t.Errorf("%s: %d %.200s", fields, w.Code, w.Body)
 		}
 	}
 }
