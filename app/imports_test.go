@@ -44,10 +44,11 @@ var allowed = map[string][]string{
 	"engine/draft":                {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/draft/ngram", "engine/layout", "engine/sample"},
 	"engine/draft/ngram":          {},
 	"engine/decode":               {"engine/arch", "engine/cache", "engine/calibrate", "engine/compute", "engine/draft", "engine/draft/ngram", "engine/layout", "engine/sample"},
-	"engine/testhub":              {}, // for tests only, like the next four
+	"engine/testhub":              {}, // for tests only, like the next five
+	"engine/testbench":            {},
 	"engine/testneed":             {},
 	"engine/internal/testmodel":   {"engine/checkpoint", "engine/layout"},
-	"engine/internal/bench":       {"engine/machine"},
+	"engine/internal/bench":       {"engine/machine", "engine/testbench"},
 	"engine/internal/exact":       {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/internal/testmodel", "engine/layout", "engine/sample"},
 	"httpapi/internal/enginetest": {"engine", "engine/models", "engine/telemetry"},
 }

@@ -12,43 +12,13 @@ import (
 	"sparkbar/engine"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
+	"sparkbar/engine/testbench"
 	"sparkbar/engine/testneed"
 )
 
 // The tests of this file measure: `make bench` runs them on a machine that rests
 // and turns what they write into docs/performance.md. They never fail because of
 // a time.
-
-// figure is a measured number; Want is what it should reach ("" = nothing).
-type figure struct {
-	Name  string  `json:"name"`
-	Value float64 `json:"value"`
-	Unit  string  `json:"unit"`
-	Want  string  `json:"want,omitempty"`
-	Note  string  `json:"note,omitempty"`
-}
-
-// chapter writes the figures of a measurement.
-func chapter(t *testing.T, file, title, about string, figures []figure) {
-	t.Helper()
-	for _, f := range figures {
-		t.Logf("%s: %.3g %s (wants %s) %s", f.Name, f.Value, f.Unit, f.Want, f.Note)
-	}
-	text, err := json.MarshalIndent(map[string]any{"title": title, "about": about, "figures": figures}, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(os.Getenv("SPARKBAR_BENCH"), file+".json"), text, 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func benching(t *testing.T) {
-	t.Helper()
-	if os.Getenv("SPARKBAR_BENCH") == "" {
-		t.Skip("measures: SPARKBAR_BENCH names the folder for results (make bench)")
-	}
-}
 
 // bencher is an engine with a model for measurements.
 func bencher(t *testing.T, builtins map[string]engine.Builtin, r engine.LoadRequest) *engine.Engine {
@@ -106,11 +76,11 @@ func greedy() (s engine.Sampling) {
 
 // TestBenchInflated: speculation on a target of 200 MB whose drafters fit it.
 func TestBenchInflated(t *testing.T) {
-	benching(t)
+	testbench.Need(t)
 	x := expected(t)
 	builtins := inflated(t, 20, 24576)
 	weights := float64(len(builtins["inflated"].Target["model.safetensors"])) / 1e6
-	var figures []figure
+	var figures []testbench.Figure
 	for _, mode := range []string{"dspark", "dflash"} {
 		e := bencher(t, builtins, engine.LoadRequest{Model: "inflated", Mode: mode, LookupDrafts: ptr(false), MaxDraft: ptr(0)})
 		arms := []engine.Arm{{Mode: "baseline"}, {Mode: mode}, {Mode: mode, Cap: 64}}
@@ -123,14 +93,14 @@ func TestBenchInflated(t *testing.T) {
 			}
 			tokens += len(c.tokens)
 		}
-		figures = append(figures, figure{Name: mode + " with the cap chosen on the way", Value: sum[0] / sum[1], Unit: "x", Want: ">= 2.5", Note: fmt.Sprintf("%.1f against %.1f tok/s", float64(tokens)/sum[1], float64(tokens)/sum[0])},
-			figure{Name: mode + " with its whole block", Value: sum[0] / sum[2], Unit: "x", Note: fmt.Sprintf("%.1f tok/s", float64(tokens)/sum[2])})
+		figures = append(figures, testbench.Figure{Name: mode + " with the cap chosen on the way", Value: sum[0] / sum[1], Unit: "x", Want: ">= 2.5", Note: fmt.Sprintf("%.1f against %.1f tok/s", float64(tokens)/sum[1], float64(tokens)/sum[0])},
+			testbench.Figure{Name: mode + " with its whole block", Value: sum[0] / sum[2], Unit: "x", Note: fmt.Sprintf("%.1f tok/s", float64(tokens)/sum[2])})
 		if c := e.Calibration(); c.Costs != nil {
 			text, _ := json.Marshal(c.Costs)
 			t.Logf("%s costs %s", mode, text)
 		}
 	}
-	chapter(t, "inflated", "Speculation on the heavy demo", fmt.Sprintf("The demo's target with 20 more layers that change nothing and a wider inside (%.0f MB of 4-bit weights), its own drafters, 13 prompts; decoding time of all answers together, plain over speculative.", weights), figures)
+	testbench.Write(t, "inflated", "Speculation on the heavy demo", fmt.Sprintf("The demo's target with 20 more layers that change nothing and a wider inside (%.0f MB of 4-bit weights), its own drafters, 13 prompts; decoding time of all answers together, plain over speculative.", weights), figures)
 }
 
 // copyPrompts have a file, in testdata/copies, written out again, as editors do
@@ -151,11 +121,11 @@ const copyTask = "Copy the following code exactly and change nothing:"
 
 // TestBenchCopies: lookup where the answer stands in the prompt.
 func TestBenchCopies(t *testing.T) {
-	benching(t)
+	testbench.Need(t)
 	dir := testneed.SmolLM2(t)
 	e := bencher(t, nil, engine.LoadRequest{Model: filepath.Join(dir, "model.gguf"), Mode: "lookup", ContextWindow: ptr(2048)})
 	arms := []engine.Arm{{Mode: "baseline"}, {Mode: "lookup"}}
-	var figures []figure
+	var figures []testbench.Figure
 	var plain, spec float64
 	for _, p := range copyPrompts {
 		text, err := os.ReadFile("testdata/copies/" + p.file)
@@ -173,7 +143,7 @@ func TestBenchCopies(t *testing.T) {
 		c := race(t, e, res.PromptTokens, 400, 3, arms)
 		share := copied(res.PromptTokens, c.tokens)
 		r := c.seconds[0] / c.seconds[1]
-		f := figure{Name: p.name, Value: r, Unit: "x", Note: fmt.Sprintf("%.0f %% of %d tokens copied, %.1f tokens a round", 100*share, len(c.tokens), c.accept[1])}
+		f := testbench.Figure{Name: p.name, Value: r, Unit: "x", Note: fmt.Sprintf("%.0f %% of %d tokens copied, %.1f tokens a round", 100*share, len(c.tokens), c.accept[1])}
 		if share >= 0.8 {
 			plain, spec = plain+c.seconds[0], spec+c.seconds[1]
 			f.Want = ">= 3"
@@ -181,9 +151,9 @@ func TestBenchCopies(t *testing.T) {
 		figures = append(figures, f)
 	}
 	if spec > 0 {
-		figures = append(figures, figure{Name: "those with at least 80 % copied", Value: plain / spec, Unit: "x", Want: ">= 3"})
+		figures = append(figures, testbench.Figure{Name: "those with at least 80 % copied", Value: plain / spec, Unit: "x", Want: ">= 3"})
 	}
-	chapter(t, "copies", "Lookup on copied text", "SmolLM2-135M (Q4_1) asked to write a file again (testdata/copies), up to 400 tokens; decoding time, plain over lookup, each the fastest of three runs. A token counts as copied when it and the two before it stand together in what came before.", figures)
+	testbench.Write(t, "copies", "Lookup on copied text", "SmolLM2-135M (Q4_1) asked to write a file again (testdata/copies), up to 400 tokens; decoding time, plain over lookup, each the fastest of three runs. A token counts as copied when it and the two before it stand together in what came before.", figures)
 }
 
 // copied is the share of tokens that end a run of three which stands earlier.

@@ -16,6 +16,7 @@ import (
 	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
 	"sparkbar/engine/machine"
+	"sparkbar/engine/testbench"
 	"sparkbar/engine/testneed"
 )
 
@@ -132,7 +133,7 @@ func TestLongPromptSmolLM2(t *testing.T) {
 	dir := testneed.SmolLM2(t)
 	const tail = 40
 	n := 1500
-	if os.Getenv("SPARKBAR_BENCH") != "" {
+	if testbench.On() {
 		n = 8000
 	}
 	long := randomPrompt(3, n, 40_000)
@@ -166,8 +167,8 @@ func TestLongPromptSmolLM2(t *testing.T) {
 		t.Errorf("after a restart %d tokens are read", read)
 	}
 	t.Logf("after a restart: %d tokens read", read)
-	if os.Getenv("SPARKBAR_BENCH") != "" {
-		chapter(t, "prefix", "A long prompt again", fmt.Sprintf("SmolLM2-135M, 8-bit keys and values, a prompt of %d tokens and %d new ones: tokens that are read.", n, tail), []figure{
+	if testbench.On() {
+		testbench.Write(t, "prefix", "A long prompt again", fmt.Sprintf("SmolLM2-135M, 8-bit keys and values, a prompt of %d tokens and %d new ones: tokens that are read.", n, tail), []testbench.Figure{
 			{Name: "the first time", Value: float64(n), Unit: "tokens"},
 			{Name: "from memory", Value: float64(warm), Unit: "tokens", Want: fmt.Sprintf("<= %d", compute.PageSize+tail)},
 			{Name: "from disk, after a restart", Value: float64(read), Unit: "tokens", Want: fmt.Sprintf("<= %d", compute.PageSize+tail)},

@@ -14,6 +14,7 @@ import (
 	"sparkbar/engine/cpu"
 	"sparkbar/engine/decode"
 	"sparkbar/engine/layout"
+	"sparkbar/engine/testbench"
 	"sparkbar/engine/testneed"
 	"sparkbar/engine/tokenizer"
 )
@@ -118,7 +119,7 @@ func TestPerplexity(t *testing.T) {
 		t.Errorf("a perplexity of %.2f is not this model's", exact)
 	}
 	fast := perplexity(t, path, false, 0, ids)
-	figures := []figure{{Name: "exact", Value: exact, Note: "perplexity"}}
+	figures := []testbench.Figure{{Name: "exact", Value: exact, Note: "perplexity"}}
 	for _, c := range []struct {
 		name        string
 		value, from float64
@@ -130,12 +131,12 @@ func TestPerplexity(t *testing.T) {
 	} {
 		change := 100 * math.Abs(c.value/c.from-1)
 		t.Logf("%s: %.4f instead of %.4f, a change of %.3f %%", c.name, c.value, c.from, change)
-		figures = append(figures, figure{Name: c.name, Value: change, Unit: "%", Want: fmt.Sprintf("<= %v", c.most), Note: fmt.Sprintf("perplexity %.4f", c.value)})
+		figures = append(figures, testbench.Figure{Name: c.name, Value: change, Unit: "%", Want: fmt.Sprintf("<= %v", c.most), Note: fmt.Sprintf("perplexity %.4f", c.value)})
 		if !(change <= c.most) {
 			t.Errorf("%s change the perplexity by %.2f %%, at most %.1f %% is wanted", c.name, change, c.most)
 		}
 	}
-	if os.Getenv("SPARKBAR_BENCH") != "" {
-		chapter(t, "perplexity", "Perplexity", fmt.Sprintf("SmolLM2-135M (4-bit MLX) on %d tokens of a book of 1865: what int8 activations change against float32 arithmetic, and quantized keys and values against float32 ones.", len(ids)), figures)
+	if testbench.On() {
+		testbench.Write(t, "perplexity", "Perplexity", fmt.Sprintf("SmolLM2-135M (4-bit MLX) on %d tokens of a book of 1865: what int8 activations change against float32 arithmetic, and quantized keys and values against float32 ones.", len(ids)), figures)
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -18,6 +16,7 @@ import (
 	"sparkbar/engine"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
+	"sparkbar/engine/testbench"
 	"sparkbar/resources"
 )
 
@@ -42,10 +41,7 @@ func (n *noted) Generate(ctx context.Context, req engine.Request, emit func(engi
 // TestBenchFlush measures how long the text of a round takes from the engine to a
 // client over TCP, while streams keep all cores busy.
 func TestBenchFlush(t *testing.T) {
-	folder := os.Getenv("SPARKBAR_BENCH")
-	if folder == "" {
-		t.Skip("measures: SPARKBAR_BENCH names the folder for results (make bench)")
-	}
+	testbench.Need(t)
 	target, drafter := resources.Demo()
 	e := &noted{at: map[uint64][]time.Time{}, Engine: engine.New(engine.Options{Version: "bench", Builtins: map[string]engine.Builtin{"demo": {Target: target, Drafter: drafter}},
 		Backend: func() (compute.Backend, error) { return cpu.New(cpu.Options{}) }})}
@@ -103,20 +99,12 @@ func TestBenchFlush(t *testing.T) {
 	}
 	slices.Sort(waits)
 	at := func(q float64) float64 { return waits[int(q*float64(len(waits)-1))] }
-	var figures []map[string]any
+	var figures []testbench.Figure
 	for _, q := range []struct {
 		name string
 		q    float64
 	}{{"median", 0.5}, {"90 of 100", 0.9}, {"99 of 100", 0.99}, {"longest", 1}} {
-		figures = append(figures, map[string]any{"name": q.name, "value": at(q.q), "unit": "ms"})
-		t.Logf("%s: %.3f ms", q.name, at(q.q))
+		figures = append(figures, testbench.Figure{Name: q.name, Value: at(q.q), Unit: "ms"})
 	}
-	text, err := json.Marshal(map[string]any{"title": "From a round to the client", "figures": figures,
-		"about": fmt.Sprintf("Time of a round's text from the engine through the server-sent events to a client over TCP, %d streams of the demo at once on all cores, %d frames.", streams, len(waits))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(folder, "flush.json"), text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testbench.Write(t, "flush", "From a round to the client", fmt.Sprintf("Time of a round's text from the engine through the server-sent events to a client over TCP, %d streams of the demo at once on all cores, %d frames.", streams, len(waits)), figures)
 }

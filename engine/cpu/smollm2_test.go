@@ -23,6 +23,7 @@ import (
 	"sparkbar/engine/compute"
 	"sparkbar/engine/cpu"
 	"sparkbar/engine/layout"
+	"sparkbar/engine/testbench"
 	"sparkbar/engine/testneed"
 )
 
@@ -193,24 +194,12 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// figure is a measured number; Want is what it should reach ("" = nothing).
-type figure struct {
-	Name  string  `json:"name"`
-	Value float64 `json:"value"`
-	Unit  string  `json:"unit"`
-	Want  string  `json:"want,omitempty"`
-	Note  string  `json:"note,omitempty"`
-}
-
 // TestBenchSmolLM2 measures the real model from its GGUF file: a prompt of 512
 // tokens, 128 new ones, verify steps of 2, 4 and 8 rows; and llama.cpp on the same
 // file in turns, where peerVariable says that it is there. `make bench` runs it
 // and makes a page of what it writes. It never fails because of a time.
 func TestBenchSmolLM2(t *testing.T) {
-	folder := os.Getenv("SPARKBAR_BENCH")
-	if folder == "" {
-		t.Skip("measures: SPARKBAR_BENCH names the folder for results (make bench)")
-	}
+	testbench.Need(t)
 	levels := cpu.Levels()
 	if len(levels) == 0 {
 		t.Skip("this build has no kernels to measure")
@@ -219,7 +208,7 @@ func TestBenchSmolLM2(t *testing.T) {
 	levels = slices.DeleteFunc(levels, func(l string) bool { return l != best && l != "avx2" })
 	about := "SmolLM2-135M in Q4_1, the same file and threads. Medians of runs in turns with llama.cpp through its C API, without sampling on either side. " +
 		"Verify: the time of a step of so many rows over that of one. The second ratio is that of the processor time, which a busy machine disturbs less."
-	var figures []figure
+	var figures []testbench.Figure
 	for _, level := range levels {
 		for _, threads := range slices.Compact([]int{1, runtime.GOMAXPROCS(0)}) {
 			t.Run(fmt.Sprintf("%s/threads=%d", level, threads), func(t *testing.T) {
@@ -227,16 +216,10 @@ func TestBenchSmolLM2(t *testing.T) {
 			})
 		}
 	}
-	text, err := json.MarshalIndent(map[string]any{"title": "CPU kernels", "about": about, "figures": figures}, "", " ")
-	if err == nil {
-		err = os.WriteFile(filepath.Join(folder, "cpu.json"), text, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testbench.Write(t, "cpu", "CPU kernels", about, figures)
 }
 
-func contest(t *testing.T, level string, threads int) []figure {
+func contest(t *testing.T, level string, threads int) []testbench.Figure {
 	const prompt, n, rounds = 512, 128, 5
 	python := os.Getenv(peerVariable)
 	if own := os.Getenv(peerVariable + "_AVX2"); level == "avx2" && own != "" {
@@ -270,23 +253,20 @@ func contest(t *testing.T, level string, threads int) []figure {
 		}
 	}
 	name := func(what string) string { return fmt.Sprintf("%s, %d threads: %s", level, threads, what) }
-	var figures []figure
+	var figures []testbench.Figure
 	for i, what := range []string{"prefill of 512", "decode"} {
-		figures = append(figures, figure{Name: name(what), Value: median(ours[i]), Unit: "tok/s"})
+		figures = append(figures, testbench.Figure{Name: name(what), Value: median(ours[i]), Unit: "tok/s"})
 		if other == nil {
 			continue
 		}
-		figures = append(figures, figure{Name: name("llama.cpp, " + what), Value: median(theirs[i]), Unit: "tok/s"},
-			figure{Name: name(what + " over llama.cpp"), Value: median(ours[i]) / median(theirs[i]), Unit: "times", Want: []string{">= 3", ">= 2"}[i],
+		figures = append(figures, testbench.Figure{Name: name("llama.cpp, " + what), Value: median(theirs[i]), Unit: "tok/s"},
+			testbench.Figure{Name: name(what + " over llama.cpp"), Value: median(ours[i]) / median(theirs[i]), Unit: "times", Want: []string{">= 3", ">= 2"}[i],
 				Note: fmt.Sprintf("%.2f per processor second", median(ours[i+2])/median(theirs[i+2]))})
 	}
 	for i, w := range steps[1:] {
-		figures = append(figures, figure{Name: name(fmt.Sprintf("verify %d rows", w)), Value: median(widths[w]) / median(widths[1]), Unit: "of one row", Want: []string{"<= 1.15", "<= 1.55", "<= 2.8"}[i]})
+		figures = append(figures, testbench.Figure{Name: name(fmt.Sprintf("verify %d rows", w)), Value: median(widths[w]) / median(widths[1]), Unit: "of one row", Want: []string{"<= 1.15", "<= 1.55", "<= 2.8"}[i]})
 	}
 	rate := median(ours[1]) * float64(r.m.ActiveBytes)
-	figures = append(figures, figure{Name: name("decode reads"), Value: rate / 1e9, Unit: "GB/s", Note: fmt.Sprintf("%.0f %% of the %.1f GB/s that all cores can read", 100*rate/cpu.ReadBandwidth(), cpu.ReadBandwidth()/1e9)})
-	for _, f := range figures {
-		t.Logf("%s: %.3g %s (wants %s) %s", f.Name, f.Value, f.Unit, f.Want, f.Note)
-	}
+	figures = append(figures, testbench.Figure{Name: name("decode reads"), Value: rate / 1e9, Unit: "GB/s", Note: fmt.Sprintf("%.0f %% of the %.1f GB/s that all cores can read", 100*rate/cpu.ReadBandwidth(), cpu.ReadBandwidth()/1e9)})
 	return figures
 }

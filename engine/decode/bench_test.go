@@ -17,6 +17,7 @@ import (
 	"sparkbar/engine/cpu"
 	"sparkbar/engine/decode"
 	"sparkbar/engine/draft"
+	"sparkbar/engine/testbench"
 	"sparkbar/engine/testneed"
 )
 
@@ -25,30 +26,6 @@ import (
 // has a runner of its own and a clock that goes only while that runner works, and
 // the lane whose clock is behind makes the next step. So what disturbs the machine
 // disturbs all of them alike.
-
-// figure is a measured number; Want is what it should reach ("" = nothing).
-type figure struct {
-	Name  string  `json:"name"`
-	Value float64 `json:"value"`
-	Unit  string  `json:"unit"`
-	Want  string  `json:"want,omitempty"`
-	Note  string  `json:"note,omitempty"`
-}
-
-// chapter writes the figures of a measurement.
-func chapter(t *testing.T, file, title, about string, figures []figure) {
-	t.Helper()
-	for _, f := range figures {
-		t.Logf("%s: %.3g %s (wants %s) %s", f.Name, f.Value, f.Unit, f.Want, f.Note)
-	}
-	text, err := json.MarshalIndent(map[string]any{"title": title, "about": about, "figures": figures}, "", " ")
-	if err == nil {
-		err = os.WriteFile(filepath.Join(os.Getenv("SPARKBAR_BENCH"), file+".json"), text, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // smolBench is SmolLM2 with its DSpark head, for lanes.
 type smolBench struct {
@@ -59,9 +36,7 @@ type smolBench struct {
 }
 
 func openSmolBench(t *testing.T) *smolBench {
-	if os.Getenv("SPARKBAR_BENCH") == "" {
-		t.Skip("measures: SPARKBAR_BENCH names the folder for results (make bench)")
-	}
+	testbench.Need(t)
 	dir := testneed.SmolLM2(t)
 	s := &smolBench{T: t}
 	var err error
@@ -248,7 +223,7 @@ func TestBenchDrafter(t *testing.T) {
 	s := openSmolBench(t)
 	const sweeps = 8
 	tuned, others := s.prompts()
-	var figures []figure
+	var figures []testbench.Figure
 	for _, list := range []struct {
 		name    string
 		prompts [][]int32
@@ -292,11 +267,11 @@ func TestBenchDrafter(t *testing.T) {
 		}
 		slices.Sort(ratios)
 		figures = append(figures,
-			figure{Name: list.name, Value: float64(all[0]+all[1]) / 2 / float64(all[2]), Unit: "x", Want: list.want, Note: fmt.Sprintf("plain over plain %.3f", float64(all[0])/float64(all[1]))},
-			figure{Name: "the median of them", Value: ratios[len(ratios)/2], Unit: "x"},
-			figure{Name: "the worst of them", Value: least, Unit: "x", Want: list.worst, Note: fmt.Sprintf("number %d; of plain over plain %.3f", at, same)})
+			testbench.Figure{Name: list.name, Value: float64(all[0]+all[1]) / 2 / float64(all[2]), Unit: "x", Want: list.want, Note: fmt.Sprintf("plain over plain %.3f", float64(all[0])/float64(all[1]))},
+			testbench.Figure{Name: "the median of them", Value: ratios[len(ratios)/2], Unit: "x"},
+			testbench.Figure{Name: "the worst of them", Value: least, Unit: "x", Want: list.worst, Note: fmt.Sprintf("number %d; of plain over plain %.3f", at, same)})
 	}
-	chapter(t, "drafter", "SmolLM2 with its DSpark head", fmt.Sprintf("Two lists of 20 prompts, up to 64 tokens, the cap chosen on the way, copies from the context as by default; decoding time of %d runs, plain over speculative, round by round in turns. Two plain lanes run beside each other, to show what is noise.", sweeps), figures)
+	testbench.Write(t, "drafter", "SmolLM2 with its DSpark head", fmt.Sprintf("Two lists of 20 prompts, up to 64 tokens, the cap chosen on the way, copies from the context as by default; decoding time of %d runs, plain over speculative, round by round in turns. Two plain lanes run beside each other, to show what is noise.", sweeps), figures)
 }
 
 // TestBenchStreams: several answers at once, with speculation and without.
@@ -334,7 +309,7 @@ func TestBenchStreams(t *testing.T) {
 	}
 	rate := func(l *lane) float64 { return float64(l.tokens) / l.took.Seconds() }
 	plain, spec := lanes[:3], lanes[3:]
-	figures := []figure{
+	figures := []testbench.Figure{
 		{Name: "one plain stream", Value: rate(plain[0]), Unit: "tok/s"},
 		{Name: "one stream with speculation", Value: rate(spec[0]), Unit: "tok/s"},
 	}
@@ -344,10 +319,10 @@ func TestBenchStreams(t *testing.T) {
 		}
 		n, best := plain[i].streams, max(rate(plain[i]), rate(spec[0]))
 		figures = append(figures,
-			figure{Name: fmt.Sprintf("%d plain streams", n), Value: rate(plain[i]), Unit: "tok/s"},
-			figure{Name: fmt.Sprintf("%d plain streams over one", n), Value: rate(plain[i]) / rate(plain[0]), Unit: "x", Want: want},
-			figure{Name: fmt.Sprintf("%d streams with speculation", n), Value: rate(spec[i]), Unit: "tok/s"},
-			figure{Name: fmt.Sprintf("%d streams with speculation over the best other", n), Value: rate(spec[i]) / best, Unit: "x", Want: ">= 0.97"})
+			testbench.Figure{Name: fmt.Sprintf("%d plain streams", n), Value: rate(plain[i]), Unit: "tok/s"},
+			testbench.Figure{Name: fmt.Sprintf("%d plain streams over one", n), Value: rate(plain[i]) / rate(plain[0]), Unit: "x", Want: want},
+			testbench.Figure{Name: fmt.Sprintf("%d streams with speculation", n), Value: rate(spec[i]), Unit: "tok/s"},
+			testbench.Figure{Name: fmt.Sprintf("%d streams with speculation over the best other", n), Value: rate(spec[i]) / best, Unit: "x", Want: ">= 0.97"})
 	}
-	chapter(t, "streams", "Several answers at once", fmt.Sprintf("SmolLM2-135M (4-bit MLX) and its DSpark head, 40 prompts, up to 64 tokens each, always as many answers at once as it says; tokens of all per second of decoding (steps that read a prompt do not count), %.0f seconds of each way, step by step in turns. Every answer is the same in all ways. The best other way is the better of as many plain streams and of one with speculation.", each.Seconds()), figures)
+	testbench.Write(t, "streams", "Several answers at once", fmt.Sprintf("SmolLM2-135M (4-bit MLX) and its DSpark head, 40 prompts, up to 64 tokens each, always as many answers at once as it says; tokens of all per second of decoding (steps that read a prompt do not count), %.0f seconds of each way, step by step in turns. Every answer is the same in all ways. The best other way is the better of as many plain streams and of one with speculation.", each.Seconds()), figures)
 }

@@ -14,27 +14,13 @@ import (
 	"time"
 
 	"sparkbar/engine/machine"
+	"sparkbar/engine/testbench"
 )
 
 // notes is the end of the page: what the figures do not say by themselves.
 //
 //go:embed notes.md
 var notes string
-
-type figure struct {
-	Name  string  `json:"name"`
-	Value float64 `json:"value"`
-	Unit  string  `json:"unit"`
-	Want  string  `json:"want"`
-	Note  string  `json:"note"`
-}
-
-type chapter struct {
-	Title   string   `json:"title"`
-	About   string   `json:"about"`
-	Figures []figure `json:"figures"`
-	file    string
-}
 
 func main() {
 	if len(os.Args) != 3 {
@@ -53,13 +39,13 @@ func write(folder, page string) error {
 		return err
 	}
 	slices.Sort(files)
-	var chapters []chapter
+	var chapters []testbench.Chapter
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		if err != nil {
 			return err
 		}
-		c := chapter{file: filepath.Base(f)}
+		var c testbench.Chapter
 		if err := json.Unmarshal(text, &c); err != nil {
 			return fmt.Errorf("%s: %w", f, err)
 		}
@@ -87,7 +73,7 @@ func or(a, b string) string {
 }
 
 // plot draws bars, and says what was wanted and whether it was reached.
-func plot(figures []figure) string {
+func plot(figures []testbench.Figure) string {
 	most := map[string]float64{}
 	name := 0
 	for _, f := range figures {
@@ -121,7 +107,7 @@ func number(x float64) string {
 }
 
 // verdict compares with a wish of the form ">= 2.5" or "<= 3".
-func verdict(f figure) string {
+func verdict(f testbench.Figure) string {
 	op, text, ok := strings.Cut(f.Want, " ")
 	limit, err := strconv.ParseFloat(text, 64)
 	switch {
