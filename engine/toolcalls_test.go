@@ -7,23 +7,13 @@ import (
 
 	"sparkbar/engine/chat"
 	"sparkbar/engine/decode"
-	"sparkbar/engine/tokenizer"
-	"sparkbar/resources"
 )
 
 // TestToolCallDeltas: what the tokens of a call become. A long one arrives while it
 // is written, if that was asked for; one that comes to nothing is taken back; a
 // function that is not offered is not called.
 func TestToolCallDeltas(t *testing.T) {
-	files, _ := resources.Demo()
-	tok, err := tokenizer.New(files["tokenizer.json"], files["tokenizer_config.json"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	v := &voice{tok: tok}
-	if v.format, err = newFormat(tok, ""); err != nil {
-		t.Fatal(err)
-	}
+	v := demoVoice(t)
 	long := strings.Repeat("one two three ", 30)
 	block := `<tool_call>{"name": "write", "arguments": {"text": "` + long + `"}}</tool_call>`
 	tools := json.RawMessage(`[{"type":"function","function":{"name":"write","parameters":{"type":"object","properties":{"text":{"type":"string"}}}}}]`)
@@ -35,7 +25,7 @@ func TestToolCallDeltas(t *testing.T) {
 				told = append(told, *d.ToolCall)
 			}
 		})
-		for _, id := range tok.Encode(text, false) {
+		for _, id := range v.tok.Encode(text, false) {
 			a.add([]decode.Token{{ID: id}})
 		}
 		return a.finish(), told

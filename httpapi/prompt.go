@@ -215,8 +215,8 @@ func (f *fields) oneCall() bool {
 	return b != nil && !*b
 }
 
-// chatTools reads tools and tool_choice of a chat request into its prompt. Functions pass as
-// they are; other kinds of tools have no form in a template and are left out.
+// chatTools reads tools and tool_choice of a chat request into its prompt. Functions
+// pass as they are; other kinds of tools have no form in a template and are left out.
 func (f *fields) chatTools(p *engine.Prompt) {
 	var tools []json.RawMessage
 	var names []string

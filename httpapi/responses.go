@@ -617,8 +617,8 @@ func outputOf(v json.RawMessage, path string) (string, *apiError) {
 }
 
 // responsesTools reads tools, flat or nested as in chat requests, and tool_choice
-// into a prompt. Kinds other
-// than functions have no form in a chat template and are left out.
+// into a prompt. Kinds other than functions have no form in a chat template and are
+// left out.
 func (f *fields) responsesTools(p *engine.Prompt) {
 	var tools []json.RawMessage
 	var names []string

@@ -51,7 +51,7 @@ type Engine interface {
 	Rounds() *telemetry.Log
 	// Totals counts what the loaded model has done since its load.
 	Totals() telemetry.TotalsReport
-	// Gauges and Calibration are nil where nothing is known.
+	// Gauges is nil and Calibration the zero value where nothing is known.
 	Gauges() *engine.Gauges
 	Calibration() engine.Calibration
 	Machine() engine.MachineInfo

@@ -182,19 +182,14 @@ func TestAdapters(t *testing.T) {
 					adapter, merged := adapt(t, dir, dora)
 					r, want := newRig(t, b, dir, cache.Options{Type: layout.F32}), newRig(t, b, merged, cache.Options{Type: layout.F32})
 					ids := randomIDs(20, r.m.Vocab)
-					run := func(r *rig) [][]float32 {
-						q := r.seq()
-						defer q.Close()
-						return r.step(q, ids, len(ids))
-					}
-					plain := run(r)
+					plain := r.prompt(ids)
 					a, err := LoadAdapter(r.m, adapter)
 					if err != nil {
 						t.Fatal(err)
 					}
 					base := r.m
 					r.m = base.WithAdapter(a)
-					got, exp := run(r), run(want)
+					got, exp := r.prompt(ids), want.prompt(ids)
 					most := 0.0
 					for i := range exp {
 						for _, v := range exp[i] {
@@ -213,7 +208,7 @@ func TestAdapters(t *testing.T) {
 					}
 					r.m = base.WithAdapter(nil)
 					a.Close()
-					sameRows(t, "without the adapter", run(r), plain)
+					sameRows(t, "without the adapter", r.prompt(ids), plain)
 				})
 			}
 		}
@@ -399,20 +394,15 @@ func (f file) fullAdapter(t *testing.T) string {
 func testFull(t *testing.T, b compute.Backend, dir, adapter, merged string) {
 	r, want := newRig(t, b, dir, cache.Options{Type: layout.F32}), newRig(t, b, merged, cache.Options{Type: layout.F32})
 	ids := randomIDs(20, r.m.Vocab)
-	run := func(r *rig) [][]float32 {
-		q := r.seq()
-		defer q.Close()
-		return r.step(q, ids, len(ids))
-	}
-	plain := run(r)
+	plain := r.prompt(ids)
 	a, err := LoadAdapter(r.m, adapter)
 	if err != nil {
 		t.Fatal(err)
 	}
 	base := r.m
 	r.m = base.WithAdapter(a)
-	got := run(r)
-	sameRows(t, "with the adapter", got, run(want))
+	got := r.prompt(ids)
+	sameRows(t, "with the adapter", got, want.prompt(ids))
 	if slices.Equal(got[0], plain[0]) {
 		t.Error("the adapter changes nothing")
 	}
@@ -421,7 +411,7 @@ func testFull(t *testing.T, b compute.Backend, dir, adapter, merged string) {
 	}
 	r.m = base
 	a.Close()
-	sameRows(t, "without the adapter", run(r), plain)
+	sameRows(t, "without the adapter", r.prompt(ids), plain)
 }
 
 // TestFullAdapters: on every family and every layout of its files.

@@ -115,6 +115,13 @@ func (r *rig) step(q *cache.Seq, ids []int32, keep int) [][]float32 {
 	return r.run(share{q: q, ids: ids, keep: keep})[0]
 }
 
+// prompt returns the logits of all rows of a prompt of its own.
+func (r *rig) prompt(ids []int32) [][]float32 {
+	q := r.seq()
+	defer q.Close()
+	return r.step(q, ids, len(ids))
+}
+
 func (r *rig) seq() *cache.Seq {
 	r.t.Helper()
 	q, err := r.c.NewSeq()
