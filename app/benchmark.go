@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,6 +30,11 @@ func benchmarkCommand() *cobra.Command {
 			}
 			file = args[0]
 		}
+		if file != "" && file != "-" {
+			if err := writable(file); err != nil {
+				return &usageError{err}
+			}
+		}
 		v.Set("no-prefix-cache", true)
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 		defer stop()
@@ -38,27 +44,28 @@ func benchmarkCommand() *cobra.Command {
 		}
 		var result any
 		var err error
-		if v.IsSet("prompt-tokens") {
+		if f := cmd.Flags(); v.IsSet("prompt-tokens") || f.Changed("mode") || f.Changed("max-tokens") {
 			result, err = trials(ctx, v, out, cmd.ErrOrStderr())
 		} else {
 			result, err = compare(ctx, v, out, cmd.ErrOrStderr())
 		}
-		if err != nil || file == "" {
+		if result == nil || file == "" {
 			return err
 		}
-		text, err := json.MarshalIndent(result, "", " ")
-		if err != nil {
-			return err
+		text, e := json.MarshalIndent(result, "", " ")
+		if e != nil {
+			return e
 		}
 		if text = append(text, '\n'); file == "-" {
-			_, err = cmd.OutOrStdout().Write(text)
-			return err
+			_, e = cmd.OutOrStdout().Write(text)
+		} else {
+			e = os.WriteFile(file, text, 0o644)
 		}
-		return os.WriteFile(file, text, 0o644)
+		return cmp.Or(e, err)
 	})
-	cmd.Long = "Measure the speed of a model. Without --prompt-tokens three prompts (chat, code, math) are answered in each of --modes and with each of\n" +
-		"--caps, beside plain decoding, interleaved; medians are reported. With --prompt-tokens a prompt of that length is read and --max-tokens\n" +
-		"tokens are made in --mode, --trials times. --json alone writes one JSON value and nothing else to standard output, --json FILE to a file."
+	cmd.Long = "Measure the speed of a model. Three prompts (chat, code, math) are answered in each of --modes and with each of --caps, beside plain\n" +
+		"decoding, interleaved; medians are reported. With any of --mode, --prompt-tokens and --max-tokens a prompt of that length is read\n" +
+		"instead and so many tokens are made in that mode, --trials times. --json alone writes one JSON value and nothing else to standard output, --json FILE to a file."
 	modelFlags(cmd)
 	f := cmd.Flags()
 	f.Int("prompt-tokens", 512, "length of the prompt; makes a plain measurement of one mode")
@@ -72,6 +79,20 @@ func benchmarkCommand() *cobra.Command {
 	return cmd
 }
 
+// writable reports why a result could not be written to a file, before it takes
+// minutes to measure it.
+func writable(file string) error {
+	_, missing := os.Lstat(file)
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
+	if err = f.Close(); err == nil && missing != nil {
+		err = os.Remove(file)
+	}
+	return err
+}
+
 // trial is one run of a plain measurement.
 type trial struct {
 	Prefill          float64 `json:"prefill_tokens_per_sec"`
@@ -82,7 +103,8 @@ type trial struct {
 	AcceptLen        float64 `json:"accept_len"`
 }
 
-// trials reads a prompt and makes tokens, a number of times.
+// trials reads a prompt and makes tokens, a number of times. With an error it
+// returns the trials before, nil if there are none.
 func trials(ctx context.Context, v *config, out, stderr io.Writer) (any, error) {
 	prompt, tokens, n := v.GetInt("prompt-tokens"), v.GetInt("max-tokens"), v.GetInt("trials")
 	if prompt < 1 || tokens < 1 || n < 1 {
@@ -94,7 +116,7 @@ func trials(ctx context.Context, v *config, out, stderr io.Writer) (any, error) 
 	}
 	defer end()
 	m := eng.Status().Model
-	if window := m.ContextWindow; prompt+tokens > window {
+	if window := m.ContextWindow; prompt > window || tokens > window-prompt {
 		return nil, &usageError{fmt.Errorf("a prompt of %d and %d more tokens do not fit into the context of %d tokens", prompt, tokens, window)}
 	}
 	result := struct {
@@ -108,15 +130,21 @@ func trials(ctx context.Context, v *config, out, stderr io.Writer) (any, error) 
 	for i := range n {
 		res, err := eng.Generate(ctx, engine.Request{Prompt: engine.Prompt{Tokens: promptOf(prompt, m.Vocab, i)}, MaxTokens: tokens, Sampling: greedy(), IgnoreEnd: true, Logprobs: -1}, nil)
 		if err != nil {
-			return nil, err
+			if i == 0 {
+				return nil, err
+			}
+			return result, fmt.Errorf("after %d of %d trials: %w", i, n, err)
 		}
 		s := res.Stats
-		t := trial{Prefill: s.PrefillTokensPerSec, Decode: s.DecodeTokensPerSec, TTFT: s.TTFTSeconds, PromptTokens: s.PromptTokens, CompletionTokens: s.CompletionTokens, AcceptLen: s.AcceptLen}
-		if t.Prefill == 0 { // too short for a rate in reports
-			t.Prefill = float64(s.PromptTokens) / max(s.PrefillSeconds, 1e-9)
+		t := trial{Prefill: hundredths(float64(s.PromptTokens) / max(res.Prefill.Seconds(), 1e-9)), Decode: s.DecodeTokensPerSec, TTFT: res.TTFT.Seconds(),
+			PromptTokens: s.PromptTokens, CompletionTokens: s.CompletionTokens, AcceptLen: s.AcceptLen}
+		if t.CompletionTokens < 2 {
+			t.Decode = 0 // the prompt gives the first token: nothing was decoded
 		}
 		result.Trials = append(result.Trials, t)
-		fmt.Fprintf(out, "%d: prefill %.1f tok/s, decode %.1f tok/s, first token after %.3f s\n", i+1, t.Prefill, t.Decode, t.TTFT)
+		if _, err := fmt.Fprintf(out, "%d: prefill %.1f tok/s, decode %.1f tok/s, first token after %.4f s\n", i+1, t.Prefill, t.Decode, t.TTFT); err != nil {
+			return nil, err
+		}
 	}
 	return result, nil
 }
@@ -150,8 +178,13 @@ var benchPrompts = []struct{ name, text string }{
 // way is one row of the comparison.
 type way struct {
 	name string
-	load string // mode that the model is loaded in
 	arm  engine.Arm
+}
+
+// pass is what is measured with the model loaded once.
+type pass struct {
+	mode string // that it is loaded in
+	ways []way
 }
 
 type promptResult struct {
@@ -166,140 +199,143 @@ type runResult struct {
 	PerPrompt map[string]promptResult `json:"per_prompt"`
 }
 
-// compare answers the prompts in all ways.
+type comparison struct {
+	Device  string      `json:"device"`
+	Version string      `json:"mlx"` // where the reference names its library
+	Target  string      `json:"target"`
+	Runs    []runResult `json:"runs"`
+}
+
+// compare answers the prompts in all ways. With an error it returns what had been
+// measured before, nil if that is nothing.
 func compare(ctx context.Context, v *config, out, stderr io.Writer) (any, error) {
-	n, tokens := v.GetInt("trials"), v.GetInt("max-new-tokens")
-	if n < 1 || tokens < 1 {
+	if v.GetInt("trials") < 1 || v.GetInt("max-new-tokens") < 1 {
 		return nil, &usageError{errors.New("--trials and --max-new-tokens must be at least 1")}
 	}
-	ways, err := waysOf(v)
+	free, drafting, err := waysOf(v)
 	if err != nil {
 		return nil, err
 	}
-	result := struct {
-		Device  string      `json:"device"`
-		Version string      `json:"mlx"` // where the reference names its library
-		Target  string      `json:"target"`
-		Runs    []runResult `json:"runs"`
-	}{Version: "sparkbar " + version}
-	seen := map[string][]telemetry.RequestSummary{} // by way and prompt
-	key := func(w way, prompt string) string { return w.name + "\x00" + prompt }
-	for len(ways) > 0 {
-		mode := ways[0].load
-		i := 0
-		for i < len(ways) && ways[i].load == mode {
-			i++
+	named := v.IsSet("modes") || v.GetString("drafter") != "" // else what the model has no drafter for is left out
+	result := &comparison{Version: "sparkbar " + version}
+	for err == nil && len(free.ways)+len(drafting) > 0 {
+		p := free
+		if len(drafting) > 0 {
+			p, drafting = drafting[0], drafting[1:]
+			plain := min(1, len(free.ways))
+			p.ways = slices.Concat(free.ways[:plain], p.ways, free.ways[plain:])
 		}
-		group := ways[:i]
-		ways = ways[i:]
-		v.Set("mode", mode)
-		eng, end, err := open(ctx, v, stderr)
+		err = result.measure(ctx, v, p, stderr)
 		var e *engine.Error
-		if errors.As(err, &e) && e.Field == "mode" && !v.IsSet("modes") {
+		if !named && p.mode != free.mode && errors.As(err, &e) && (e.Field == "mode" || e.Field == "drafter") {
 			fmt.Fprintf(stderr, "left out: %v\n", err)
-			if len(ways) == 0 || ways[0].load == mode {
-				return nil, err
-			}
-			ways = append([]way{{"baseline", ways[0].load, engine.Arm{Mode: "baseline"}}}, ways...)
+			err = nil
 			continue
 		}
-		if err != nil {
-			return nil, err
-		}
-		result.Device, result.Target = eng.Machine().Chip.Name, eng.Status().Model.ID
-		for trial := range n {
-			for _, p := range benchPrompts {
-				for _, w := range group {
-					text, err := json.Marshal([]map[string]string{{"role": "user", "content": p.text}})
-					if err != nil {
-						end()
-						return nil, err
-					}
-					arm := w.arm
-					res, err := eng.Generate(ctx, engine.Request{Prompt: engine.Prompt{Messages: text}, MaxTokens: tokens, Sampling: greedy(), Arm: &arm, Logprobs: -1}, nil)
-					if err != nil {
-						end()
-						return nil, fmt.Errorf("%s: %w", w.name, err)
-					}
-					seen[key(w, p.name)] = append(seen[key(w, p.name)], res.Stats)
-					fmt.Fprintf(stderr, "%s %s %d/%d: %.1f tok/s\n", w.name, p.name, trial+1, n, res.Stats.DecodeTokensPerSec)
-				}
-			}
-		}
-		end()
-		for _, w := range group {
-			r := runResult{Run: w.name, PerPrompt: map[string]promptResult{}}
-			for _, p := range benchPrompts {
-				s := seen[key(w, p.name)]
-				x := promptResult{median(s, func(t telemetry.RequestSummary) float64 { return t.TokensPerSec }),
-					median(s, func(t telemetry.RequestSummary) float64 { return t.DecodeTokensPerSec }),
-					median(s, func(t telemetry.RequestSummary) float64 { return t.AcceptLen })}
-				r.PerPrompt[p.name] = x
-				k := float64(len(benchPrompts))
-				r.TokS, r.Decode, r.Accept = r.TokS+x.TokS/k, r.Decode+x.Decode/k, r.Accept+x.Accept/k
-			}
-			r.TokS, r.Decode, r.Accept = hundredths(r.TokS), hundredths(r.Decode), hundredths(r.Accept)
-			result.Runs = append(result.Runs, r)
-		}
+		free.ways = nil
+	}
+	if len(result.Runs) == 0 {
+		return nil, err
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "RUN\ttok/s\tDECODE tok/s\tACCEPT\tAGAINST PLAIN")
 	for _, r := range result.Runs {
 		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%.2f\t%.2f x\n", r.Run, r.TokS, r.Decode, r.Accept, r.Decode/max(result.Runs[0].Decode, 1e-9))
 	}
-	return result, w.Flush()
+	return result, cmp.Or(err, w.Flush())
 }
 
-// waysOf reads --modes and --caps. Plain decoding comes first.
-func waysOf(v *config) ([]way, error) {
-	var ways []way
-	caps := strings.Split(v.GetString("caps"), ",")
-	first := ""
-	for _, m := range strings.Split(v.GetString("modes"), ",") {
-		m = strings.TrimSpace(m)
-		if m == "" || m == "baseline" {
+// measure loads the model and answers each prompt in each way of a pass, in turn.
+func (c *comparison) measure(ctx context.Context, v *config, p pass, stderr io.Writer) error {
+	v.Set("mode", p.mode)
+	eng, end, err := open(ctx, v, stderr)
+	if err != nil {
+		return err
+	}
+	defer end()
+	c.Device, c.Target = eng.Machine().Chip.Name, eng.Status().Model.ID
+	n, tokens := v.GetInt("trials"), v.GetInt("max-new-tokens")
+	seen := map[string][]telemetry.RequestSummary{} // by way and prompt
+	key := func(w way, prompt string) string { return w.name + "\x00" + prompt }
+	for trial := range n {
+		for _, q := range benchPrompts {
+			text, err := json.Marshal([]map[string]string{{"role": "user", "content": q.text}})
+			if err != nil {
+				return err
+			}
+			for _, w := range p.ways {
+				arm := w.arm
+				res, err := eng.Generate(ctx, engine.Request{Prompt: engine.Prompt{Messages: text}, MaxTokens: tokens, Sampling: greedy(), Arm: &arm, Logprobs: -1}, nil)
+				if err != nil {
+					return fmt.Errorf("%s: %w", w.name, err)
+				}
+				seen[key(w, q.name)] = append(seen[key(w, q.name)], res.Stats)
+				fmt.Fprintf(stderr, "%s %s %d/%d: %.1f tok/s\n", w.name, q.name, trial+1, n, res.Stats.DecodeTokensPerSec)
+			}
+		}
+	}
+	for _, w := range p.ways {
+		r := runResult{Run: w.name, PerPrompt: map[string]promptResult{}}
+		for _, q := range benchPrompts {
+			s := seen[key(w, q.name)]
+			x := promptResult{median(s, func(t telemetry.RequestSummary) float64 { return t.TokensPerSec }),
+				median(s, func(t telemetry.RequestSummary) float64 { return t.DecodeTokensPerSec }),
+				median(s, func(t telemetry.RequestSummary) float64 { return t.AcceptLen })}
+			r.PerPrompt[q.name] = x
+			k := float64(len(benchPrompts))
+			r.TokS, r.Decode, r.Accept = r.TokS+x.TokS/k, r.Decode+x.Decode/k, r.Accept+x.Accept/k
+		}
+		r.TokS, r.Decode, r.Accept = hundredths(r.TokS), hundredths(r.Decode), hundredths(r.Accept)
+		c.Runs = append(c.Runs, r)
+	}
+	return nil
+}
+
+// waysOf reads --modes and --caps. A mode with a drafter needs a load of its own;
+// those that are free of one, of which plain decoding comes first, are measured
+// beside the first of these.
+func waysOf(v *config) (free pass, drafting []pass, err error) {
+	free = pass{"baseline", []way{{"baseline", engine.Arm{Mode: "baseline"}}}}
+	for _, m := range items(v, "modes") {
+		switch {
+		case m == "baseline":
+			continue
+		case m == "auto" || !slices.Contains(engine.Modes, m):
+			return free, nil, &usageError{fmt.Errorf("--modes names %q; the modes are dspark, dflash, lookup, draft and baseline", m)}
+		case m == "lookup":
+			free.mode = m
+			free.ways = append(free.ways, way{m, engine.Arm{Mode: m}})
 			continue
 		}
-		if m == "auto" || !slices.Contains(engine.Modes, m) {
-			return nil, &usageError{fmt.Errorf("--modes names %q; the modes are dspark, dflash, lookup, draft and baseline", m)}
-		}
-		load := m
-		if first == "" {
-			first = m
-		}
-		if m == "lookup" {
-			load = first // any loaded model can do it
-			ways = append(ways, way{m, load, engine.Arm{Mode: m}})
-			continue
-		}
-		for _, c := range caps {
+		p := pass{mode: m}
+		for _, c := range items(v, "caps") {
 			arm := engine.Arm{Mode: m}
-			switch n, err := strconv.Atoi(strings.TrimSpace(c)); {
-			case strings.TrimSpace(c) == "auto":
+			switch n, err := strconv.Atoi(c); {
+			case c == "auto":
 				arm.Auto = true
 			case err == nil && n >= 1 && n <= 64:
 				arm.Cap = n
 			default:
-				return nil, &usageError{fmt.Errorf("--caps names %q; a cap is a number from 1 to 64, or auto", c)}
+				return free, nil, &usageError{fmt.Errorf("--caps names %q; a cap is a number from 1 to 64, or auto", c)}
 			}
-			ways = append(ways, way{m + " cap " + strings.TrimSpace(c), load, arm})
+			p.ways = append(p.ways, way{m + " cap " + c, arm})
 		}
+		if len(p.ways) == 0 {
+			return free, nil, &usageError{fmt.Errorf("--caps names none for %s; a cap is a number from 1 to 64, or auto", m)}
+		}
+		drafting = append(drafting, p)
 	}
-	if first == "" {
-		first = "baseline"
-	}
-	ways = append([]way{{"baseline", first, engine.Arm{Mode: "baseline"}}}, ways...)
-	slices.SortStableFunc(ways[1:], func(a, b way) int { // those of one load together
-		return strings.Compare(order(a.load, first), order(b.load, first))
-	})
-	return ways, nil
+	return free, drafting, nil
 }
 
-func order(load, first string) string {
-	if load == first {
-		return ""
+// items are the values of a flag with commas between them, each once.
+func items(v *config, flag string) (list []string) {
+	for _, x := range strings.Split(v.GetString(flag), ",") {
+		if x = strings.TrimSpace(x); x != "" && !slices.Contains(list, x) {
+			list = append(list, x)
+		}
 	}
-	return load
+	return list
 }
 
 func median(list []telemetry.RequestSummary, of func(telemetry.RequestSummary) float64) float64 {

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sparkbar/resources"
 )
 
 // benchCommand runs a command line and returns what it wrote to standard output.
@@ -58,6 +60,72 @@ func TestBenchmarkTrials(t *testing.T) {
 	}
 }
 
+// What one token costs is a part of a millisecond here, and no reason for rates
+// that no machine has; a rate of decoding where nothing was decoded is none.
+func TestBenchmarkOneToken(t *testing.T) {
+	text, err := benchCommand("benchmark", "--model", "demo", "--mode", "lookup", "--threads", "1", "--prompt-tokens", "1", "--max-tokens", "1", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Mode   string
+		Trials []trial
+	}
+	only(t, text, &got)
+	x := got.Trials[0]
+	if got.Mode != "lookup" || x.Prefill <= 0 || x.Prefill > 1e8 || x.TTFT <= 0 || x.Decode != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A mode alone makes a plain measurement of it, of the default lengths.
+func TestBenchmarkMode(t *testing.T) {
+	text, err := benchCommand("benchmark", "--mode", "baseline", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct{ Trials []trial }
+	only(t, text, &got)
+	if len(got.Trials) != 1 || got.Trials[0].PromptTokens != 512 || got.Trials[0].CompletionTokens != 128 {
+		t.Errorf("%s", text)
+	}
+}
+
+// A model without a drafter is compared in the mode that needs none, unless
+// another was named; what has been measured before a failure is not lost.
+func TestBenchmarkWithoutDrafter(t *testing.T) {
+	target, _ := resources.Demo()
+	dir := t.TempDir()
+	for name, content := range target {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runs := func(args ...string) (string, error) {
+		t.Helper()
+		text, err := benchCommand(append([]string{"benchmark", "--caps", "2,2", "--max-new-tokens", "5", "--json"}, args...)...)
+		if text == "" {
+			return "", err
+		}
+		var got comparison
+		only(t, text, &got)
+		var names []string
+		for _, r := range got.Runs {
+			names = append(names, r.Run)
+		}
+		return strings.Join(names, ", "), err
+	}
+	if got, err := runs("--model", dir); err != nil || got != "baseline, lookup" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got, err := runs("--model", dir, "--modes", "dspark,lookup"); err == nil || got != "" {
+		t.Errorf("named: %q, %v", got, err)
+	}
+	if got, err := runs("--model", "demo", "--modes", "lookup,dspark,dspark,draft"); err == nil || !strings.Contains(err.Error(), "draft model") || got != "baseline, dspark cap 2, lookup" {
+		t.Errorf("a failure after others: %q, %v", got, err)
+	}
+}
+
 func TestBenchmarkModes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "out.json")
 	table, err := benchCommand("benchmark", "--model", "demo", "--modes", "dspark,dflash,lookup", "--caps", "2,auto", "--max-new-tokens", "12", "--json", file)
@@ -99,7 +167,8 @@ func TestBenchmarkModes(t *testing.T) {
 func TestBenchmarkRefuses(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"--modes warp", "warp"}, {"--caps 0", "cap"}, {"--caps x", "cap"}, {"--trials 0", "trials"}, {"--prompt-tokens 0", "prompt-tokens"},
-		{"--prompt-tokens 9999 --mode baseline", "context"}, {"--json=a b", "argument"}, {"x", "argument"},
+		{"--prompt-tokens 9999 --mode baseline", "context"}, {"--prompt-tokens 9223372036854775807", "context"}, {"--max-tokens 9223372036854775807", "context"},
+		{"--caps ,", "cap"}, {"--json=" + filepath.Join(t.TempDir(), "none", "out.json"), "--json"}, {"--json=a b", "argument"}, {"x", "argument"},
 	} {
 		text, err := benchCommand(append([]string{"benchmark", "--model", "demo"}, strings.Fields(c.args)...)...)
 		var usage *usageError

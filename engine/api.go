@@ -185,6 +185,8 @@ type Result struct {
 	FinishReason FinishReason
 	StopString   string                   // the stop string that ended it, if one did
 	Stats        telemetry.RequestSummary // usage, rates, acceptance: the x_mlx_dspark block
+	Prefill      time.Duration            // that reading the prompt took; Stats has it in whole milliseconds
+	TTFT         time.Duration            // until the first token, so too
 }
 
 // LoadRequest asks for a model. Nil fields keep the server's setting.

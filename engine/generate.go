@@ -349,7 +349,7 @@ func (e *Engine) runJob(ctx context.Context, l *loaded, req Request, prompt stri
 	if req.Arm == nil {
 		l.totals.Add(&t)
 	}
-	res.Model, res.PromptTokens, res.Stats = l.info.ID, j.Prompt, t.Summary()
+	res.Model, res.PromptTokens, res.Stats, res.Prefill, res.TTFT = l.info.ID, j.Prompt, t.Summary(), out.Prefill, ttft
 	return res, nil
 }
 

@@ -439,7 +439,7 @@ func (d *Downloader) planOffline(p *plan) (*plan, error) {
 			return p, nil
 		}
 	}
-	return nil, failure(ErrOffline, p.req.Repo, nil, "the model is not complete on this machine and HF_HUB_OFFLINE forbids downloads; unset it, or choose a model that is here")
+	return nil, failure(ErrOffline, p.req.Repo, nil, "the model is not complete on this machine, and --offline or HF_HUB_OFFLINE forbids downloads; leave it out, or choose a model that is here")
 }
 
 // explain turns an error of fetchOne into one for people.
