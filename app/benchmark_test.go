@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sparkbar/engine/cpu"
 	"sparkbar/resources"
 )
 
@@ -196,5 +197,30 @@ func TestCalibrateCommand(t *testing.T) {
 	table, err := benchCommand("calibrate", "demo")
 	if err != nil || !strings.Contains(table, "VERIFY ms") || !strings.Contains(table, "drafts per round") {
 		t.Errorf("%v, %q", err, table)
+	}
+}
+
+// What one instruction set computes and costs is never taken for another's.
+func TestLevelsApart(t *testing.T) {
+	keys := map[string]string{}
+	for _, level := range cpu.Levels() {
+		t.Setenv(cpu.LevelVariable, level)
+		v, err := bind(serveCommand())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if key := arithmetic(v, backendChoice{}); keys[key] != "" {
+			t.Errorf("%s and %s are both %q", keys[key], level, key)
+		} else {
+			keys[key] = level
+		}
+	}
+	t.Setenv(cpu.LevelVariable, "")
+	v, err := bind(serveCommand())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list := cpu.Levels(); len(list) > 0 && keys[arithmetic(v, backendChoice{})] != list[0] {
+		t.Errorf("not forced: %q, best is %s", arithmetic(v, backendChoice{}), list[0])
 	}
 }

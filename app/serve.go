@@ -105,7 +105,7 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	o := engine.Options{Version: version, Backend: backend.open, Fallback: backend.fallback, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
 		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), MaxBatch: v.GetInt("max-batch"), Chunk: v.GetInt("prefill-step-size"), Slots: slots, Memory: machine.ReadMemory, Thermal: machine.ReadThermal, Chip: machine.ReadChip(),
-		Disk: disk, Arithmetic: fmt.Sprintf("exact=%v %s", v.GetBool("exact"), strings.TrimSpace(strings.Join(cpu.Levels(), ",")+" "+backend.rounding)),
+		Disk: disk, Arithmetic: arithmetic(v, backend),
 		Findings: func() []engine.Finding {
 			return slices.Concat(findings(v.now(), hubErr), diskFindings(disk, diskErr), backend.findings())
 		}}
@@ -131,6 +131,16 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 		}
 	}
 	return engine.New(o), nil
+}
+
+// arithmetic names what decides how sums are rounded: instruction sets round
+// differently, and each has its own speed.
+func arithmetic(v *config, backend backendChoice) string {
+	level := os.Getenv(cpu.LevelVariable)
+	if list := cpu.Levels(); level == "" && len(list) > 0 {
+		level = list[0]
+	}
+	return strings.TrimSpace(fmt.Sprintf("exact=%v %s %s", v.GetBool("exact"), level, backend.rounding))
 }
 
 // prefixDisk opens the folder of stored prefixes, for as long as the process
