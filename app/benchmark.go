@@ -82,7 +82,10 @@ func benchmarkCommand() *cobra.Command {
 // writable reports why a result could not be written to a file, before it takes
 // minutes to measure it.
 func writable(file string) error {
-	_, missing := os.Lstat(file)
+	info, missing := os.Stat(file)
+	if missing == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return nil // who reads a pipe would find its end
+	}
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return fmt.Errorf("--json: %w", err)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"sparkbar/engine/cpu"
@@ -58,6 +59,18 @@ func TestBenchmarkTrials(t *testing.T) {
 		if x.Prefill <= 0 || x.Decode <= 0 || x.Prompt != 20 || x.Completion != 7 {
 			t.Errorf("trial %+v", x)
 		}
+	}
+}
+
+// The file may be a pipe, as in --json >(jq .): it is not opened before there is
+// something to write, which would wait for its reader or show it an end.
+func TestBenchmarkPipe(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := writable(pipe); err != nil {
+		t.Error(err)
 	}
 }
 

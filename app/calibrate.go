@@ -63,6 +63,9 @@ func calibrateModel(ctx context.Context, v *config, out, stderr io.Writer) error
 	if err != nil {
 		return err
 	}
+	if c.Unkept != nil {
+		fmt.Fprintf(stderr, "later loads will not find this: %v; name a file that can be written with --calibrations\n", c.Unkept)
+	}
 	m := eng.Status().Model
 	roof := eng.Roofline(m, calibrate.BaseDepth)
 	if v.GetBool("json") {

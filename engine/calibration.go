@@ -16,6 +16,9 @@ import (
 type Calibration struct {
 	Key              string // names machine, pair and settings that it holds for
 	*calibrate.Costs        // nobody changes them; nil = nothing was measured
+	// Unkept says why later loads will not find what has just been measured; nil
+	// where they will, and where nothing has.
+	Unkept error
 }
 
 // Calibration returns the zero value where no model is loaded.
@@ -25,7 +28,7 @@ func (e *Engine) Calibration() Calibration {
 	if e.model == nil {
 		return Calibration{}
 	}
-	return Calibration{e.model.costKey, e.model.costs.Load()}
+	return Calibration{Key: e.model.costKey, Costs: e.model.costs.Load()}
 }
 
 // Calibrate measures the rounds of the loaded model anew, in about five seconds,
@@ -41,9 +44,9 @@ func (e *Engine) Calibrate(ctx context.Context) (*Calibration, error) {
 	e.mu.Unlock()
 	defer l.users.Done()
 	var costs *calibrate.Costs
-	var err error
+	var unkept, err error
 	l.do(func() {
-		if costs, err = l.measureCosts(ctx); err == nil {
+		if costs, unkept, err = l.measureCosts(ctx); err == nil {
 			l.costs.Store(costs)
 			if l.sharesDrafts() {
 				l.run.SetCosts(costs)
@@ -53,13 +56,15 @@ func (e *Engine) Calibrate(ctx context.Context) (*Calibration, error) {
 	if err != nil {
 		return nil, generationError(ctx, err)
 	}
-	return &Calibration{l.costKey, costs}, nil
+	return &Calibration{l.costKey, costs, unkept}, nil
 }
 
 // costKey names all that costs depend on.
 func (e *Engine) costKey(l *loaded) string {
 	m := &l.info
 	key := fmt.Sprintf("v2|%s x%d|sparkbar %s|%s|%s|%s|%s|%s|ctx%d", e.opts.Chip.Name, e.opts.Chip.Cores, e.opts.Version, m.Backend, e.opts.Arithmetic, m.Mode, m.ID, modelID(m.Drafter), calibrate.BaseDepth)
+	jobs, _ := l.run.Room()
+	key += fmt.Sprintf("|b%d", jobs) // as many streams are measured together
 	if e.opts.Threads > 0 {
 		key += fmt.Sprintf("|t%d", e.opts.Threads)
 	}
@@ -69,43 +74,44 @@ func (e *Engine) costKey(l *loaded) string {
 	return key + "|" + l.print[:8]
 }
 
-// measureCosts measures and remembers. It runs on the model's goroutine.
-func (l *loaded) measureCosts(ctx context.Context) (*calibrate.Costs, error) {
-	costs, err := l.run.Measure(ctx)
-	if err == nil {
+// measureCosts measures and keeps the result for later loads; unkept says why it
+// could not. It runs on the model's goroutine.
+func (l *loaded) measureCosts(ctx context.Context) (costs *calibrate.Costs, unkept, err error) {
+	if costs, err = l.run.Measure(ctx); err == nil {
 		err = costs.Validate()
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if l.costFile != "" {
-		// A file that cannot be written only costs the next measurement.
-		_ = writeCalibration(l.costFile, l.costKey, calibration{*costs, time.Now().UTC().Truncate(time.Second)})
+		unkept = writeCalibration(l.costFile, l.costKey, calibration{*costs, time.Now().UTC().Truncate(time.Second)})
 	}
-	return costs, nil
+	return costs, unkept, nil
 }
 
-// recall takes the costs of rounds from the file of calibrations, or measures
-// them. With derive they decide the number of drafts per round. It runs on the
-// model's goroutine.
-func (l *loaded) recall(ctx context.Context, derive bool) error {
-	costs := new(calibrate.Costs)
+// calibrate takes the costs of rounds from the file of calibrations, or measures
+// them, the first time that they are asked for. It runs on the model's goroutine.
+func (l *loaded) calibrate(ctx context.Context) error {
+	if l.costs.Load() != nil {
+		return nil
+	}
 	if c, ok := readCalibrations(l.costFile)[l.costKey]; ok {
-		*costs = c.Costs
-	} else {
-		var err error
-		if costs, err = l.measureCosts(ctx); err != nil {
-			return err
-		}
+		l.costs.Store(&c.Costs)
+		return nil
 	}
-	l.costs.Store(costs)
-	if derive {
-		k := &l.controls
-		k.derived = true
-		k.cap = costs.BestCap(calibrate.DerivedAcceptance, 0, l.run.Drafter().MaxDraft())
-		l.info.MaxDraft = k.cap
+	costs, _, err := l.measureCosts(ctx) // a file that cannot be written only costs the next measurement
+	if err == nil {
+		l.costs.Store(costs)
 	}
-	return nil
+	return err
+}
+
+// derive lets the costs decide the number of drafts per round.
+func (l *loaded) derive() {
+	k := &l.controls
+	k.derived = true
+	k.cap = l.costs.Load().BestCap(calibrate.DerivedAcceptance, 0, l.run.Drafter().MaxDraft())
+	l.info.MaxDraft = k.cap
 }
 
 // capAt is the derived cap of a request with a prompt of n tokens.
@@ -150,9 +156,9 @@ func writeCalibration(file, key string, c calibration) error {
 	known := readCalibrations(file)
 	known[key] = c
 	for len(known) > maxCalibrations {
-		oldest := key
+		oldest := ""
 		for k, v := range known {
-			if v.MeasuredAt.Before(known[oldest].MeasuredAt) {
+			if k != key && (oldest == "" || v.MeasuredAt.Before(known[oldest].MeasuredAt)) {
 				oldest = k
 			}
 		}

@@ -29,6 +29,13 @@ func TestCalibrationFile(t *testing.T) {
 	if _, old := known["key 2"]; len(known) != maxCalibrations || old {
 		t.Errorf("%d entries, the oldest there: %v", len(known), old)
 	}
+	// A clock that went wrong and was set back is no reason to forget what is new.
+	if err := writeCalibration(file, "now", calibration{costs, at}); err != nil {
+		t.Fatal(err)
+	}
+	if known = readCalibrations(file); len(known) != maxCalibrations || known["now"].MeasuredAt != at {
+		t.Errorf("%d entries, the new one of %v", len(known), known["now"].MeasuredAt)
+	}
 	c, ok := known["key 9"]
 	want, _ := json.Marshal(calibration{costs, at.Add(9 * time.Hour)})
 	if got, _ := json.Marshal(c); !ok || string(got) != string(want) {

@@ -86,3 +86,49 @@ func TestCostsAreKept(t *testing.T) {
 		t.Error("a damaged file keeps a load from measuring")
 	}
 }
+
+// TestCostsOfLookup: what a model without a drafter costs with several streams is
+// measured once too, and kept apart by how many they are; what cannot be kept is
+// said to whoever asked for a measurement.
+func TestCostsOfLookup(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "calibration.json")
+	load := func(file string, streams int) *engine.Engine {
+		t.Helper()
+		e := engine.New(engine.Options{Builtins: demoBuiltins(), Version: "test", Calibrations: file, MaxBatch: streams, Backend: func() (compute.Backend, error) { return cpu.New(cpu.Options{}) }})
+		t.Cleanup(func() { e.Close(context.Background()) })
+		if _, err := e.LoadFrom(context.Background(), engine.LoadRequest{Model: "demo", Mode: "lookup", Warmup: ptr(true)}); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	key := load(file, 3).Calibration().Key
+	var kept map[string]map[string]any
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &kept)
+	}
+	if err != nil || kept[key] == nil {
+		t.Fatalf("%q is not kept: %v in %s", key, err, text)
+	}
+	kept[key]["verify"] = map[string]float64{"1": 12345, "2": 12346}
+	if text, err = json.Marshal(kept); err == nil {
+		err = os.WriteFile(file, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := load(file, 3).Calibration(); c.Verify.At(1) != 12345 {
+		t.Errorf("measured again: %v ms", c.Verify.At(1))
+	}
+	other := load(file, 2)
+	if c := other.Calibration(); c.Verify.At(1) == 12345 {
+		t.Error("two streams have the costs of three")
+	}
+	if c, err := other.Calibrate(context.Background()); err != nil || c.Unkept != nil {
+		t.Errorf("%v, %v", c, err)
+	}
+	c, err := load(filepath.Join(file, "below a file"), 3).Calibrate(context.Background())
+	if err != nil || c.Unkept == nil || c.Verify.Empty() {
+		t.Errorf("%v, %v", c, err)
+	}
+}

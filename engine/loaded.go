@@ -376,12 +376,13 @@ func (e *Engine) build(ctx context.Context, p *plan, backend func() (compute.Bac
 		defer close(l.freed)
 		l.serve()
 	}()
-	if d != nil {
-		l.costKey = e.costKey(l)
-	}
-	if e.opts.Calibrations != "" && d != nil && value(r.MaxDraft, 0) == 0 {
-		l.costFile = e.opts.Calibrations
-		l.do(func() { err = l.recall(ctx, r.MaxDraft == nil && mode != "draft") })
+	l.costKey, l.costFile = e.costKey(l), e.opts.Calibrations
+	if l.costFile != "" && d != nil && value(r.MaxDraft, 0) == 0 {
+		l.do(func() {
+			if err = l.calibrate(ctx); err == nil && r.MaxDraft == nil && mode != "draft" {
+				l.derive()
+			}
+		})
 		if err != nil {
 			close(l.jobs)
 			return nil, loadError(err)
@@ -433,19 +434,6 @@ func groupFor(caches []compute.CacheSpec) int {
 		}
 	}
 	return 64
-}
-
-// calibrate measures what rounds cost, the first time it is asked for. It runs on
-// the model's goroutine.
-func (l *loaded) calibrate(ctx context.Context) error {
-	if l.costs.Load() != nil {
-		return nil
-	}
-	costs, err := l.measureCosts(ctx)
-	if err == nil {
-		l.costs.Store(costs)
-	}
-	return err
 }
 
 // sharesDrafts reports whether drafts are shared out among generations that run

@@ -9,8 +9,12 @@ import (
 )
 
 // Write gives the file at path a content and permissions, on disk before it
-// returns. Its folder must exist. After an error the file is as it was.
+// returns. Its folder must exist. After an error the file is as it was. What is no
+// file, such as /dev/null, is not replaced by one.
 func Write(path string, content []byte, mode fs.FileMode) error {
+	if info, err := os.Lstat(path); err == nil && info.Mode()&(fs.ModeDevice|fs.ModeNamedPipe|fs.ModeSocket) != 0 {
+		return fmt.Errorf("%s is not a regular file", path)
+	}
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
 		return err

@@ -36,6 +36,20 @@ func TestWrite(t *testing.T) {
 	}
 }
 
+// Whoever names /dev/null for a file means to keep nothing, and the device stays.
+func TestWriteReplacesFilesOnly(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(pipe, []byte("x"), 0o600); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("a pipe: %v", err)
+	}
+	if info, err := os.Stat(pipe); err != nil || info.Mode().IsRegular() {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
+
 func TestRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	if _, err := Read(path, 4); !os.IsNotExist(err) {
