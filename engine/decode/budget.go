@@ -102,15 +102,37 @@ func (r *Runner) budget(jobs []*generation) []int {
 type late struct {
 	ids  []int32
 	rows compute.View // [lateRows, taps*hidden]
-	mem  *compute.Scratch
 }
 
-// lateRows is how many rows are put off at most.
-const lateRows = 64
+// lateRows is how many rows are put off at most, lateBlock the bytes of memory for
+// them that is asked for at once: a large page, as it is written a little at a time,
+// where the first touch of a page that has long been left alone takes longest.
+const (
+	lateRows  = 64
+	lateBlock = 2 << 20
+)
 
-func (l *late) close() {
-	if l.mem != nil {
-		l.mem.Close()
+// late returns memory for the rows that an answer puts off, and giveLate takes it
+// back for the next.
+func (r *Runner) late(cols int) (late, error) {
+	if len(r.lates) == 0 {
+		n := max(1, lateBlock/(lateRows*cols*4))
+		rows, err := r.lateMem.F32(n*lateRows, cols)
+		if err != nil {
+			return late{}, err
+		}
+		for i := range n {
+			r.lates = append(r.lates, late{rows: rows.Slice(i*lateRows, (i+1)*lateRows)})
+		}
+	}
+	l := r.lates[len(r.lates)-1]
+	r.lates = r.lates[:len(r.lates)-1]
+	return l, nil
+}
+
+func (r *Runner) giveLate(l late) {
+	if l.rows.Given() {
+		r.lates = append(r.lates, late{ids: l.ids[:0], rows: l.rows})
 	}
 }
 
@@ -129,13 +151,12 @@ func (g *generation) postpone(fused compute.View, n int) error {
 		}
 	}
 	if fused.Given() {
-		if l.mem == nil {
-			mem := compute.NewScratch(g.r.t.b)
-			rows, err := mem.F32(lateRows, fused.Cols)
+		if !l.rows.Given() {
+			m, err := g.r.late(fused.Cols)
 			if err != nil {
 				return err
 			}
-			l.mem, l.rows = mem, rows
+			*l = m
 		}
 		for i := range n {
 			copy(l.rows.F32(len(l.ids)+i), fused.F32(i))

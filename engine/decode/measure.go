@@ -238,4 +238,5 @@ func (g *generation) close() {
 	if g.drafts != nil {
 		g.drafts.Close()
 	}
+	g.r.giveLate(g.late)
 }

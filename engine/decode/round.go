@@ -467,7 +467,7 @@ func (g *generation) end() {
 		g.drafts.Close()
 	}
 	defer func() {
-		g.late.close()
+		g.r.giveLate(g.late)
 		g.seq.Close()
 		own.Close()
 		if g.reuse != nil {

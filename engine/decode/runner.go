@@ -27,6 +27,8 @@ type Runner struct {
 	costs           *calibrate.Costs // nil = drafts are not shared out
 	drafted, copies acceptance       // of all jobs
 	shared          int              // steps whose drafts were shared out
+	lates           []late           // free memory for rows put off
+	lateMem         *compute.Scratch // all of it
 }
 
 // New returns a runner for a model and, if there is one, its drafter, which the
@@ -42,7 +44,7 @@ func New(b compute.Backend, m *arch.Model, d draft.Drafter, o Options) (*Runner,
 	if err != nil {
 		return nil, err
 	}
-	r := &Runner{drafted: acceptance{p: calibrate.DerivedAcceptance}, copies: acceptance{p: calibrate.DerivedAcceptance}, drafter: d, store: cache.NewStore(o.Stored), opts: o, now: time.Now, chunk: min(o.Chunk, firstChunk),
+	r := &Runner{drafted: acceptance{p: calibrate.DerivedAcceptance}, copies: acceptance{p: calibrate.DerivedAcceptance}, drafter: d, store: cache.NewStore(o.Stored), opts: o, now: time.Now, chunk: min(o.Chunk, firstChunk), lateMem: compute.NewScratch(b),
 		t: target{b: b, model: m, cache: c, params: compute.NewParams(b), s: compute.NewScratch(b)}}
 	c.Evict = r.store.Evict
 	if d != nil {
@@ -73,6 +75,7 @@ func (r *Runner) SetClock(now func() time.Time) { r.now = now }
 // Close frees everything but the model.
 func (r *Runner) Close() {
 	r.store.Clear()
+	r.lateMem.Close()
 	r.t.close()
 	if r.drafter != nil {
 		r.drafter.Close()
