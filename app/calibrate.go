@@ -102,8 +102,8 @@ func calibrateModel(ctx context.Context, v *config, out, stderr io.Writer) error
 	if cap := derivedCap(c, m); cap > 0 {
 		fmt.Fprintf(out, "\ndrafts per round where nothing else is said: %d\n", cap)
 	}
-	if roof.CeilingTPS != nil {
-		fmt.Fprintf(out, "plain decoding reaches %.0f of at most %.0f tok/s that the memory allows\n", 1000/c.Verify.At(1), *roof.CeilingTPS)
+	if rate := 1000 / c.Verify.At(1); roof.CeilingTPS != nil && rate <= *roof.CeilingTPS { // weights that fit into the caches are read faster
+		fmt.Fprintf(out, "plain decoding reaches %.0f of at most %.0f tok/s that the memory allows\n", rate, *roof.CeilingTPS)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -27,7 +28,8 @@ import (
 // its length and its checksum agree, and is removed otherwise. Files are written
 // beside, synced and renamed, so a crash leaves at most a temporary file, which
 // the next start removes. Files that are not named like the Disk's own are never
-// touched. A Disk is safe for concurrent use, also by several processes.
+// touched. A Disk is safe for concurrent use, also by several processes: they see
+// each other's files, and the limit is that of the folder.
 type Disk struct {
 	dir   string
 	limit int64
@@ -37,8 +39,11 @@ type Disk struct {
 	mu     sync.Mutex
 	files  map[fileKey]*diskFile
 	bytes  int64
-	ends   map[int]int // how many files end at a length
-	paused time.Time   // no writes before: the last one failed
+	looked time.Time     // when the folder was read
+	took   time.Duration // to read it
+	dated  time.Time     // the folder, at that time
+	ends   map[int]int   // how many files end at a length
+	paused time.Time     // no writes before: the last one failed
 	stats  DiskStats
 }
 
@@ -103,21 +108,31 @@ func OpenDisk(dir string, limit int64) (*Disk, error) {
 	if limit <= 0 {
 		return nil, fmt.Errorf("a prefix folder of %d bytes; the limit must be above 0", limit)
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("the folder for stored prefixes cannot be made: %w; choose another one, or switch it off", err)
-	}
-	lock, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := openFolder(dir)
 	if err != nil {
-		return nil, fmt.Errorf("the folder for stored prefixes cannot be written: %w; choose another one, or switch it off", err)
+		return nil, err
 	}
 	d := &Disk{dir: dir, limit: limit, lock: lock, ready: make(chan struct{}), files: map[fileKey]*diskFile{}, ends: map[int]int{}}
 	go d.scan()
 	return d, nil
 }
 
+// openFolder makes a folder if need be, and opens its lock.
+func openFolder(dir string) (lock *os.File, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("the folder for stored prefixes cannot be made: %w; choose another one, or switch it off", err)
+	}
+	if lock, err = os.OpenFile(filepath.Join(dir, ".lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, fmt.Errorf("the folder for stored prefixes cannot be written: %w; choose another one, or switch it off", err)
+	}
+	return lock, nil
+}
+
 // Close gives the folder free. No store may use the Disk any more.
 func (d *Disk) Close() error {
 	<-d.ready
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return d.lock.Close()
 }
 
@@ -137,6 +152,45 @@ func (d *Disk) scan() {
 	// Whoever else uses the folder holds the lock, and its temporary files are
 	// being written.
 	alone := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+	d.mu.Lock()
+	d.list(alone)
+	d.mu.Unlock()
+	syscall.Flock(int(d.lock.Fd()), syscall.LOCK_SH)
+}
+
+const (
+	// diskLooks is how much longer than a look lies between two.
+	diskLooks = 20
+	// diskDates is how coarse the dates of folders may be.
+	diskDates = 2 * time.Second
+)
+
+// look takes in what others have done to the folder: another process that uses it,
+// or somebody who made room, perhaps by removing all of it. The caller holds the
+// mutex.
+func (d *Disk) look() {
+	info, err := os.Stat(d.dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if lock, err := openFolder(d.dir); err == nil {
+			d.lock.Close()
+			d.lock = lock
+			syscall.Flock(int(lock.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
+		}
+	case err != nil, info.ModTime().Equal(d.dated) && d.looked.Sub(d.dated) > diskDates, time.Since(d.looked) < diskLooks*d.took:
+		return
+	}
+	d.list(false)
+}
+
+// list reads the folder. Temporary files are removed if nobody else uses it, and
+// when nobody can be writing them any more. The caller holds the mutex.
+func (d *Disk) list(alone bool) {
+	d.looked, d.dated = time.Now(), time.Time{}
+	if info, err := os.Stat(d.dir); err == nil {
+		d.dated = info.ModTime()
+	}
+	there := map[fileKey]bool{}
 	entries, _ := os.ReadDir(d.dir)
 	for _, e := range entries {
 		info, err := e.Info()
@@ -154,19 +208,28 @@ func (d *Disk) scan() {
 		if !ok {
 			continue
 		}
+		if x := d.files[k]; x != nil && x.size == info.Size() {
+			if there[k] = true; info.ModTime().After(x.used) { // by another process
+				x.used = info.ModTime()
+			}
+			continue
+		}
 		if !usable(path, k, info.Size()) {
 			os.Remove(path)
 			d.stats.Removed++
 			continue
 		}
-		d.files[k] = &diskFile{info.Size(), info.ModTime()}
-		d.bytes += info.Size()
-		if k.end > 0 {
-			d.ends[k.end]++
+		d.drop(k)
+		there[k] = true
+		d.add(k, info.Size(), info.ModTime())
+	}
+	for k := range d.files {
+		if !there[k] {
+			d.drop(k)
 		}
 	}
 	d.shrink(d.limit)
-	syscall.Flock(int(d.lock.Fd()), syscall.LOCK_SH)
+	d.took = time.Since(d.looked)
 }
 
 // usable checks all of a file but its content.
@@ -289,6 +352,15 @@ func readPiece(f io.Reader, k fileKey, parts [][]byte) error {
 	return nil
 }
 
+// add counts a file.
+func (d *Disk) add(k fileKey, size int64, used time.Time) {
+	d.files[k] = &diskFile{size, used}
+	d.bytes += size
+	if k.end > 0 {
+		d.ends[k.end]++
+	}
+}
+
 func (d *Disk) forget(k fileKey) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -336,9 +408,17 @@ func (d *Disk) shrink(limit int64) {
 	}
 }
 
+// refresh makes has and lengths see what others have stored or removed.
+func (d *Disk) refresh() {
+	<-d.ready
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.look()
+}
+
 // writable reports whether a write is worth trying.
 func (d *Disk) writable() bool {
-	<-d.ready
+	d.refresh()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return time.Now().After(d.paused)
@@ -350,6 +430,7 @@ func (d *Disk) write(k fileKey, now time.Time, parts [][]byte) (err error) {
 	size := diskHeader + total(parts)
 	d.mu.Lock()
 	defer d.mu.Unlock() // one file at a time
+	d.look()
 	if size > d.limit || d.files[k] != nil {
 		return nil
 	}
@@ -367,12 +448,8 @@ func (d *Disk) write(k fileKey, now time.Time, parts [][]byte) (err error) {
 	d.mu.Lock()
 	if err == nil {
 		d.drop(k) // another store wrote it meanwhile
-		d.files[k] = &diskFile{size, now}
-		d.bytes += size
+		d.add(k, size, now)
 		d.stats.Written += size
-		if k.end > 0 {
-			d.ends[k.end]++
-		}
 	}
 	return err
 }

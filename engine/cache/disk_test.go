@@ -451,6 +451,9 @@ func TestDiskFull(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // so that it cannot be made again
+		t.Fatal(err)
+	}
 	a := text(1, 900)
 	m.conversation(s, a)
 	s.tier.settle()
@@ -463,7 +466,7 @@ func TestDiskFull(t *testing.T) {
 	if d.writable() {
 		t.Error("writes go on after a failure")
 	}
-	if _, err := OpenDisk(filepath.Join(dir, "x"), 1); err != nil {
+	if _, err := OpenDisk(filepath.Join(t.TempDir(), "x", "y"), 1); err != nil {
 		t.Error(err)
 	}
 	file := filepath.Join(t.TempDir(), "f")
@@ -472,6 +475,84 @@ func TestDiskFull(t *testing.T) {
 	}
 	if _, err := OpenDisk(filepath.Join(file, "x"), 1); err == nil || !strings.Contains(err.Error(), "choose another") {
 		t.Errorf("a file as folder: %v", err)
+	}
+}
+
+// fresh makes the next look at the folder happen at once.
+func fresh(disks ...*Disk) {
+	for _, d := range disks {
+		d.mu.Lock()
+		d.took = 0
+		d.mu.Unlock()
+	}
+}
+
+// TestDiskShared: two processes see each other's pasts, and the limit is that of
+// the folder.
+func TestDiskShared(t *testing.T) {
+	dir := t.TempDir()
+	size := int64(diskHeader + page*dim*4*2)
+	var disks []*Disk
+	var stores []*Store
+	m := newToy(t, Options{Positions: 90 * page, Sequences: 6}, full)
+	for range 2 {
+		d := openDisk(t, dir, 25*size)
+		disks, stores = append(disks, d), append(stores, attached(t, m, d, "m"))
+	}
+	for i := range 6 { // of 15 pages each
+		fresh(disks...)
+		s := stores[i%2]
+		m.conversation(s, text(i+1, 1000))
+		s.tier.settle()
+		s.Clear()
+		if files, _ := pasts(t, dir); int64(len(files))*size > 25*size {
+			t.Fatalf("%d files, limit 25", len(files))
+		}
+	}
+	fresh(disks...)
+	if got := m.take(stores[0], append(text(6, 1000), 1)); got != 960 {
+		t.Errorf("the other's text gives %d tokens", got)
+	}
+	files, _ := pasts(t, dir)
+	if st := disks[0].Stats(); st.Files != len(files) || st.Bytes != int64(len(files))*size {
+		t.Errorf("%d files, counted %+v", len(files), st)
+	}
+}
+
+// TestDiskRemoved: somebody clears the folder, or all of the caches, while it is in
+// use.
+func TestDiskRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	m := newToy(t, Options{Positions: 60 * page, Sequences: 6}, full)
+	d := openDisk(t, dir, 1<<30)
+	s := attached(t, m, d, "m")
+	a := text(1, 900)
+	keep := func() {
+		t.Helper()
+		m.conversation(s, a)
+		s.tier.settle()
+		s.Clear()
+		files, other := pasts(t, dir)
+		if st := d.Stats(); len(files) != 14 || st.Files != 14 || st.Fault != nil || !slices.Equal(other, []string{".lock"}) {
+			t.Fatalf("%d files and %v, counted %+v", len(files), other, st)
+		}
+	}
+	keep()
+	if err := os.RemoveAll(filepath.Dir(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.take(s, append(slices.Clone(a), 1)); got != 0 {
+		t.Errorf("what is gone gives %d tokens", got)
+	}
+	keep()
+	files, _ := pasts(t, dir)
+	for _, f := range files {
+		os.Remove(f)
+	}
+	fresh(d)
+	keep()
+	if got := m.take(s, append(slices.Clone(a), 1)); got != 896 {
+		t.Errorf("after it was written again: %d tokens", got)
 	}
 }
 
@@ -536,14 +617,23 @@ func TestDiskSurvivesKills(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Duration(5+7*i) * time.Millisecond)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			cmd.Wait()
+		}()
 		for i == kills-1 { // however slow the disk is, there is something to look at
 			if whole, _ := pasts(t, dir); len(whole) > 0 {
 				break
 			}
-			time.Sleep(time.Millisecond)
+			select {
+			case <-ended:
+				t.Fatalf("the process that writes ended by itself: %v", cmd.ProcessState)
+			case <-time.After(time.Millisecond):
+			}
 		}
 		cmd.Process.Kill()
-		cmd.Wait()
+		<-ended
 	}
 	_, left := pasts(t, dir)
 	d := openDisk(t, dir, 1<<20)

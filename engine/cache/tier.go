@@ -338,6 +338,7 @@ func (t *tier) take(key any, prompt []int32, least, context int) (length int, se
 	if ids == nil || len(prompt) <= max(least, diskLeast) {
 		return 0, nil
 	}
+	t.disk.refresh()
 	n := len(prompt) - 1
 	target := t.chain(t.caches[0], ids[0], prompt[:n])
 	var own chain
