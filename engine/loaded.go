@@ -210,9 +210,7 @@ func (s source) voice(c *checkpoint.Checkpoint, r LoadRequest) (v *voice, err er
 func footprint(c *checkpoint.Checkpoint) telemetry.Footprint {
 	var list []telemetry.Weight
 	for _, name := range c.Names() {
-		if t, err := c.Tensor(name); err == nil {
-			list = append(list, telemetry.Weight{Name: name, Bytes: int64(len(t.Data))})
-		}
+		list = append(list, telemetry.Weight{Name: name, Bytes: c.Size(name)})
 	}
 	cfg := c.Config()
 	if text := cfg.Sub("text_config"); !text.Empty() {

@@ -37,3 +37,11 @@ func (c *Checkpoint) Form(name string) (shape []int, t layout.DType) {
 	}
 	return nil, 0
 }
+
+// Size is how many bytes a tensor takes as it is stored, 0 if there is none.
+func (c *Checkpoint) Size(name string) int64 {
+	if e := c.tensors[name]; e != nil {
+		return int64(len(e.data))
+	}
+	return 0
+}
