@@ -17,6 +17,24 @@ type Stream struct {
 	Copies bool
 }
 
+// Sharing divides drafts among the streams of steps, by measured costs. Not safe for
+// concurrent use.
+type Sharing struct {
+	costs *Costs
+	curve Curve // of forwards by their rows
+	order []offered
+}
+
+// offered is a draft that a stream could have.
+type offered struct {
+	stream   int
+	survival float64
+	ms       float64 // of the drafter
+}
+
+// Sharing divides drafts by these costs.
+func (c *Costs) Sharing() *Sharing { return &Sharing{costs: c, curve: c.steps()} }
+
 // Share says how many drafts each stream of a step gets, so that the step is
 // expected to commit the most tokens per time: drafts are admitted by their
 // chance to be accepted, the highest first, and of all numbers of drafts the one
@@ -26,13 +44,8 @@ type Stream struct {
 // P comes from earlier rounds, so the whole order can be searched. Drafts that gain
 // next to nothing are left out: rows beyond those of a kernel's tile cost more than
 // the curve between two measured widths says.
-func (c *Costs) Share(streams []Stream) []int {
-	type draft struct {
-		stream   int
-		survival float64
-		ms       float64 // of the drafter
-	}
-	var order []draft
+func (sh *Sharing) Share(streams []Stream) []int {
+	c, order := sh.costs, sh.order[:0]
 	counts := make([]int, len(streams))
 	rows, tokens, ms := 0, 0.0, 0.0
 	for i, s := range streams {
@@ -50,7 +63,7 @@ func (c *Costs) Share(streams []Stream) []int {
 			if k <= s.Least {
 				continue
 			}
-			d := draft{stream: i, survival: survival}
+			d := offered{stream: i, survival: survival}
 			if !s.Copies {
 				now := c.Drafter.At(k) + c.Overhead
 				d.ms, before = now-before, now
@@ -58,10 +71,10 @@ func (c *Costs) Share(streams []Stream) []int {
 			order = append(order, d)
 		}
 	}
-	slices.SortStableFunc(order, func(a, b draft) int { return cmp.Compare(b.survival, a.survival) })
-	curve := c.steps()
+	sh.order = order
+	slices.SortStableFunc(order, func(a, b offered) int { return cmp.Compare(b.survival, a.survival) })
 	rate := func() float64 {
-		t := curve.At(rows) + ms
+		t := sh.curve.At(rows) + ms
 		if t <= 0 { // far beyond a noisy curve: no prediction
 			return 0
 		}

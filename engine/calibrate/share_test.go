@@ -25,7 +25,7 @@ func TestShare(t *testing.T) {
 		{&Costs{Verify: flat.Verify, Grid: flat.Grid, Drafter: Constant(1000)}, []Stream{{P: 0.9, Most: 7, Copies: true}, {P: 0.3, Most: 7}}, []int{6, 0}}, // copies need no drafter
 		{steep, []Stream{{P: 0.5, Least: 2, Most: 2}, {P: 0.5, Most: 4}}, []int{2, 0}},                                                                     // what is pinned stays
 	} {
-		if got := c.costs.Share(c.streams); !slices.Equal(got, c.want) {
+		if got := c.costs.Sharing().Share(c.streams); !slices.Equal(got, c.want) {
 			t.Errorf("case %d: %v, wants %v", i, got, c.want)
 		}
 	}
@@ -47,7 +47,7 @@ func TestShareIsBest(t *testing.T) {
 		return tokens / (c.Verify.At(rows) + ms)
 	}
 	for _, ps := range [][]float64{{0.9, 0.9}, {0.8, 0.2}, {0.99, 0.95}, {0.1, 0.1}, {0.6, 0.7}} {
-		got := c.Share([]Stream{{P: ps[0], Most: 4}, {P: ps[1], Most: 4}})
+		got := c.Sharing().Share([]Stream{{P: ps[0], Most: 4}, {P: ps[1], Most: 4}})
 		for a := range 5 {
 			for b := range 5 {
 				least := 1.0 // an admitted draft must survive as likely as any refused one

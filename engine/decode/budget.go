@@ -16,7 +16,8 @@ type acceptance struct {
 const (
 	slowAcceptance = 0.05 // weight of a new observation, once there are many
 	ownAcceptance  = 8    // observations after which a job's own count, not those of all
-	probeEvery     = 32   // shared steps without drafts between two with some
+	probeEvery     = 32   // shared steps without drafts between two with some, to
+	probeRarely    = 256  // begin with and at most
 	probeCap       = 2
 )
 
@@ -47,11 +48,44 @@ func (a *acceptance) of(all acceptance) float64 {
 // SetCosts gives the runner the measured costs of this machine (see Measure), by
 // which it shares out drafts when several jobs answer at once: between deeper
 // drafts of some and none at all. Nil, as at first: each keeps its own cap.
-func (r *Runner) SetCosts(c *calibrate.Costs) { r.costs = c }
+func (r *Runner) SetCosts(c *calibrate.Costs) {
+	if r.sharing = nil; c != nil {
+		r.sharing = c.Sharing()
+	}
+}
 
 // pinned reports whether the job's seed promises the same tokens again.
 func (g *generation) pinned() bool {
 	return g.j.Params.Seed != nil && !g.sampler.Greedy() && g.j.Controller == nil
+}
+
+// probes decides when drafts that do not pay are tried all the same, because texts
+// change: ever more rarely, unless more of them are accepted than before.
+type probes struct {
+	since, gap int // steps without drafts, and how many there may be
+	p          float64
+	turn       int
+}
+
+// next reports whether one of so many answers is to be drafted for in the coming
+// step, and which; drafting says that some are anyhow, p how often drafts are
+// accepted now.
+func (b *probes) next(drafting bool, able int, p float64) (which int, now bool) {
+	if drafting || b.gap == 0 {
+		b.since, b.gap = 0, probeEvery
+	}
+	if drafting || able == 0 {
+		return 0, false
+	}
+	if b.since++; b.since < b.gap {
+		return 0, false
+	}
+	if b.gap = min(2*b.gap, probeRarely); p > b.p {
+		b.gap = probeEvery
+	}
+	b.since, b.p = 0, p
+	b.turn++
+	return b.turn % able, true
 }
 
 // budget says how many drafts each of the jobs may have in the coming step, below
@@ -63,7 +97,7 @@ func (r *Runner) budget(jobs []*generation) []int {
 	for i := range out {
 		out[i] = -1
 	}
-	if r.costs == nil || len(jobs) < 2 {
+	if r.sharing == nil || len(jobs) < 2 {
 		return out
 	}
 	streams := make([]calibrate.Stream, len(jobs))
@@ -80,14 +114,13 @@ func (r *Runner) budget(jobs []*generation) []int {
 		}
 		streams[i] = s
 	}
-	counts := r.costs.Share(streams)
+	counts := r.sharing.Share(streams)
 	drafting := false
 	for _, i := range able {
 		drafting = drafting || counts[i] > 0
 	}
-	if r.shared++; !drafting && len(able) > 0 && r.shared%probeEvery == 0 { // texts change
-		i := able[r.shared/probeEvery%len(able)]
-		counts[i] = min(probeCap, streams[i].Most)
+	if i, now := r.probes.next(drafting, len(able), r.drafted.p); now {
+		counts[able[i]] = min(probeCap, streams[able[i]].Most)
 	}
 	for i, g := range jobs {
 		if !g.pinned() {

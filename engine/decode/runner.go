@@ -24,9 +24,9 @@ type Runner struct {
 	last   *arch.Adapter // of the step before
 	chunk  int           // rows of prompt beside rows of answers
 
-	costs           *calibrate.Costs // nil = drafts are not shared out
-	drafted, copies acceptance       // of all jobs
-	shared          int              // steps whose drafts were shared out
+	sharing         *calibrate.Sharing // nil = drafts are not shared out
+	drafted, copies acceptance         // of all jobs
+	probes          probes
 	lates           []late           // free memory for rows put off
 	lateMem         *compute.Scratch // all of it
 }
