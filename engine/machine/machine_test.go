@@ -33,6 +33,42 @@ func TestLinuxPressure(t *testing.T) {
 	}
 }
 
+// TestGroupMemory: a limit of the process's own group or of one above it holds, of
+// either version.
+func TestGroupMemory(t *testing.T) {
+	for name, c := range map[string]struct {
+		files       map[string]string
+		limit, left uint64
+		ok          bool
+	}{
+		"nothing":  {},
+		"no limit": {files: map[string]string{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "max\n", "sys/fs/cgroup/a/memory.current": "5\n"}},
+		"second version": {files: map[string]string{"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "1000\n", "sys/fs/cgroup/a/b/memory.current": "700\n",
+			"sys/fs/cgroup/a/b/memory.stat": "anon 400\ninactive_file 100\nactive_file 50\n"}, limit: 1000, left: 450, ok: true},
+		"above": {files: map[string]string{"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "1000\n", "sys/fs/cgroup/a/b/memory.current": "700\n",
+			"sys/fs/cgroup/a/memory.max": "900\n", "sys/fs/cgroup/a/memory.current": "899\n"}, limit: 900, left: 1, ok: true},
+		"first version, in a container": {files: map[string]string{"proc/self/cgroup": "12:cpuacct,cpu:/docker/x\n4:memory:/docker/x\n0::/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000\n",
+			"sys/fs/cgroup/memory/memory.usage_in_bytes": "1200\n", "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 300\ntotal_active_file 20\n"}, limit: 1000, left: 120, ok: true},
+		"above its limit": {files: map[string]string{"proc/self/cgroup": "0::/../..\n", "sys/fs/cgroup/memory.max": "1000\n", "sys/fs/cgroup/memory.current": "1200\n"}, limit: 1000, ok: true},
+		"damaged":         {files: map[string]string{"proc/self/cgroup": "0::\n:\n\nx", "sys/fs/cgroup/memory.max": "", "sys/fs/cgroup/memory.current": "x"}},
+	} {
+		root := t.TempDir()
+		for file, text := range c.files {
+			file = filepath.Join(root, file)
+			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		limit, left, ok := groupMemory(root)
+		if ok != c.ok || ok && (limit != c.limit || left != c.left) {
+			t.Errorf("%s: %d of %d, %v", name, left, limit, ok)
+		}
+	}
+}
+
 // TestReadings: what this machine tells is plausible.
 func TestReadings(t *testing.T) {
 	m := ReadMemory()

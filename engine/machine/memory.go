@@ -7,7 +7,8 @@ import (
 	"github.com/shirou/gopsutil/v3/mem"
 )
 
-// Memory is physical memory in bytes; zero = unknown.
+// Memory is physical memory in bytes, or what a container leaves of it; zero =
+// unknown.
 type Memory struct {
 	Total, Available uint64
 	SwapTotal        uint64
@@ -33,6 +34,9 @@ func ReadMemory() Memory {
 	m := Memory{Pressure: Unknown}
 	if v, err := mem.VirtualMemory(); err == nil {
 		m.Total, m.Available = v.Total, v.Available
+		if limit, left, ok := groupMemory("/"); ok && limit < m.Total {
+			m.Total, m.Available = limit, max(min(m.Available, left), 1) // 0 would be unknown
+		}
 	}
 	if s, err := mem.SwapMemory(); err == nil {
 		m.SwapTotal, m.SwapUsed = s.Total, s.Used

@@ -22,16 +22,6 @@ func (c *Chip) read() {
 	c.OSVersion = strings.Trim(valueOf(string(text), "PRETTY_NAME", "="), `"`)
 }
 
-// valueOf finds "key <separator> value" among lines.
-func valueOf(text, key, separator string) string {
-	for line := range strings.Lines(text) {
-		if k, v, ok := strings.Cut(line, separator); ok && strings.TrimSpace(k) == key {
-			return strings.TrimSpace(v)
-		}
-	}
-	return ""
-}
-
 // Resident is how much memory this process has, in bytes; 0 = unknown.
 func Resident() int64 {
 	text, _ := os.ReadFile("/proc/self/statm")
