@@ -147,13 +147,20 @@ type Scratch struct {
 	chunks []*Buffer
 	chunk  int // current chunk
 	used   int // bytes used of it
+	least  int // bytes asked of the backend at once
 }
 
-// scratchChunk is the smallest piece asked of the backend at once.
-const scratchChunk = 1 << 20
+// The smallest pieces asked of the backend at once: of activations a large page,
+// since the small pages of a program that seldom runs are slow to find again.
+const (
+	scratchChunk = 2 << 20
+	paramsChunk  = 1 << 20
+)
 
 // NewScratch returns an empty scratch on b.
-func NewScratch(b Backend) *Scratch { return &Scratch{b: b, floats: Activations(b)} }
+func NewScratch(b Backend) *Scratch {
+	return &Scratch{b: b, floats: Activations(b), least: scratchChunk}
+}
 
 // Mark is a position in a Scratch.
 type Mark struct{ chunk, used int }
@@ -188,7 +195,7 @@ func (s *Scratch) get(t layout.DType, rows, cols int) (View, error) {
 		s.chunk, s.used = s.chunk+1, 0
 	}
 	if s.chunk == len(s.chunks) {
-		buf, err := s.b.Alloc("scratch", max(need, scratchChunk))
+		buf, err := s.b.Alloc("scratch", max(need, s.least))
 		if err != nil {
 			return View{}, fmt.Errorf("activation memory: %w", err)
 		}
@@ -220,6 +227,7 @@ func NewParams(b Backend) *Params {
 	p := &Params{}
 	for i := range p.ring {
 		p.ring[i] = NewScratch(b)
+		p.ring[i].least = paramsChunk
 	}
 	return p
 }
