@@ -39,7 +39,7 @@ var allowed = map[string][]string{
 	"engine/compute":              {"engine/layout"},
 	"engine/compute/conformance":  {"engine/compute", "engine/layout"},
 	"engine/cpu":                  {"engine/compute", "engine/layout"},
-	"engine/arch":                 {"engine/checkpoint", "engine/compute", "engine/layout"},
+	"engine/arch":                 {"engine/checkpoint", "engine/compute", "engine/layout", "engine/wholefile"},
 	"engine/cache":                {"engine/compute", "engine/layout"},
 	"engine/draft":                {"engine/arch", "engine/cache", "engine/checkpoint", "engine/compute", "engine/draft/ngram", "engine/layout", "engine/sample"},
 	"engine/draft/ngram":          {},

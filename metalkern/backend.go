@@ -55,10 +55,7 @@ func (p *pending) Wait() error {
 		if _, p.err = p.fence.Wait(patience); errors.Is(p.err, ErrHung) {
 			p.err = p.b.lose(fmt.Errorf("%w: it did not end with a forward pass within %v", p.err, patience))
 			if r := p.b.trials; r != nil && p.shared { // at the next start the GPU has prompts for itself
-				unlock := r.book.lock()
-				r.book.blame(splitKey, splitName, p.err.Error(), true)
-				r.book.save()
-				unlock()
+				r.book.enter(func() { r.book.blame(splitKey, splitName, p.err.Error(), true) })
 			}
 			return p.err // the buffers stay: it may still use them
 		}

@@ -241,6 +241,14 @@ func (b *book) lock() (unlock func()) {
 	return func() { f.Close() }
 }
 
+// enter notes one thing outside a rehearsal and keeps it.
+func (b *book) enter(note func()) {
+	unlock := b.lock()
+	defer unlock()
+	note()
+	b.save()
+}
+
 func (b *book) tryingPath() string { return strings.TrimSuffix(b.machine.path, ".json") + ".trying" }
 
 // trying notes that a variant is about to run for the first time; tried that it

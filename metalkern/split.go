@@ -503,10 +503,7 @@ func (b *backend) share(w *compute.Weight, stop *compute.Stop) (float64, error) 
 		for i, t := range times {
 			r.tell(Trial{Kernel: splitKey.Kernel, Variant: fmt.Sprintf("%.0f %% on the CPU", 100*shareFractions[i]), Key: fmt.Sprint(splitKey.Kernel, " ", w.Rows), Took: t, Chosen: shareFractions[i] == f})
 		}
-		unlock := r.book.lock()
-		r.book.share(w.Rows, f)
-		r.book.save()
-		unlock()
+		r.book.enter(func() { r.book.share(w.Rows, f) })
 	}
 	return f, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
+	"sparkbar/engine/wholefile"
 )
 
 // Adapter is what a fine-tune, as mlx-lm's trainer saves it, makes of a loaded
@@ -188,9 +189,12 @@ func (l *Loader) renamed(name string) (string, bool) {
 	return name, true
 }
 
+// maxAdapterConfig is far more than a trainer writes.
+const maxAdapterConfig = 1 << 20
+
 func readAdapterConfig(path string) (adapterConfig, error) {
 	c := adapterConfig{Type: "lora"}
-	text, err := os.ReadFile(path)
+	text, err := wholefile.Read(path, maxAdapterConfig)
 	if err != nil {
 		return c, err
 	}

@@ -259,6 +259,7 @@ func TestAdapterErrors(t *testing.T) {
 		{"another model", dir + "lora", small, []string{"model.layers.1.self_attn.v_proj.lora_a: not an adapter parameter in the model", "model.layers.0.mlp.down_proj.lora_b: adapter shape [4 64] does not match model parameter shape [4 32]"}},
 		{"no file", t.TempDir(), m, []string{"adapter_config.json"}},
 		{"not JSON", writeAdapter(t, `{`, nil), m, []string{"adapter_config.json"}},
+		{"endless", writeAdapter(t, strings.Repeat(" ", maxAdapterConfig)+`{}`, nil), m, []string{"adapter_config.json", "larger than"}},
 		{"full, of another model", writeAdapter(t, full, map[string]testmodel.Tensor{"x": zeros(1), "model.norm.weight": zeros(63), q + ".weight": {DType: "I32", Shape: []int{64, 64}, Data: make([]byte, 4*64*64)}, "lm_head.weight": zeros(2, 64), q + ".lora_a": zeros(64, 1)}), m,
 			[]string{"x: not a parameter of the model", "model.norm.weight: adapter shape [63] does not match model parameter shape [64]", q + ".weight: adapter type I32 does not match", "lm_head.weight: ", q + ".lora_a: not a parameter"}},
 		{"a kind", writeAdapter(t, `{"fine_tune_type": "ia3", "lora_parameters": {"rank": 1, "scale": 2}}`, nil), m, []string{"ia3"}},

@@ -153,19 +153,6 @@ func (c *Checkpoint) Bytes() int64 {
 	return n
 }
 
-// Mappings are the memory regions in which every Data, Weight, Scales and Biases slice of this checkpoint lies: the
-// mapped files, then the anonymous regions that hold copies. Each starts at a page border. A backend that shares
-// memory with a device wraps these. The list grows when a method copies.
-func (c *Checkpoint) Mappings() [][]byte {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var all [][]byte
-	for _, f := range c.files {
-		all = append(all, f.data)
-	}
-	return append(all, c.copies...)
-}
-
 // Evict tells the system that the given stored bytes are not needed for now, because a backend has repacked them. They
 // stay readable, from the file. It does nothing for copies and for files that were read instead of mapped.
 func (c *Checkpoint) Evict(b []byte) {

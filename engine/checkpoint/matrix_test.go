@@ -14,7 +14,7 @@ import (
 
 // within reports whether b lies in one of the mappings.
 func within(c *Checkpoint, b []byte) bool {
-	return slices.ContainsFunc(c.Mappings(), func(m []byte) bool { return inside(m, b) })
+	return slices.ContainsFunc(c.mappings(), func(m []byte) bool { return inside(m, b) })
 }
 
 // Views share the file's bytes; copies of every kind lie in mappings of their own.
@@ -67,7 +67,7 @@ func TestMappings(t *testing.T) {
 		}
 		b[len(b)-1] = 1
 	}
-	for _, m := range c.Mappings() {
+	for _, m := range c.mappings() {
 		if at := uintptr(unsafe.Pointer(unsafe.SliceData(m))); at%page != 0 {
 			t.Errorf("a mapping starts at %#x", at)
 		}
@@ -90,7 +90,7 @@ func TestMappings(t *testing.T) {
 	if _, err := c.Tensor("big"); err == nil || !strings.Contains(err.Error(), "closed") {
 		t.Errorf("after Close: %v", err)
 	}
-	if len(c.Names()) != 0 || len(c.Mappings()) != 0 || len(c.alloc(5)) != 5 {
+	if len(c.Names()) != 0 || len(c.mappings()) != 0 || len(c.alloc(5)) != 5 {
 		t.Error("a closed checkpoint holds something")
 	}
 }
@@ -113,4 +113,17 @@ func TestReadInsteadOfMap(t *testing.T) {
 	if _, err := mapPages(f, 10); err != nil {
 		t.Errorf("a local file cannot be mapped: %v", err)
 	}
+}
+
+// mappings are the memory regions in which every Data, Weight, Scales and Biases slice of this checkpoint lies: the
+// mapped files, then the anonymous regions that hold copies. Each starts at a page border.
+// The list grows when a method copies.
+func (c *Checkpoint) mappings() [][]byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all [][]byte
+	for _, f := range c.files {
+		all = append(all, f.data)
+	}
+	return append(all, c.copies...)
 }

@@ -42,7 +42,7 @@ func MeasuredBandwidth(file string, chip Chip) Bandwidth {
 func bandwidthOf(file string, chip Chip, size int) Bandwidth {
 	key := fmt.Sprintf("%s|%d", chip.Name, chip.Cores)
 	known := map[string]Bandwidth{}
-	if text, err := os.ReadFile(file); err == nil {
+	if text, err := wholefile.Read(file, 1<<20); err == nil {
 		_ = json.Unmarshal(text, &known) // a broken file is written anew
 	}
 	if b, ok := known[key]; ok && b.GBs > 0 {
