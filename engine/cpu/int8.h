@@ -8,8 +8,8 @@
 //
 // A sum is s*xs*dot + b*xsum for each 32 (or 16) columns, ascending, in the lane
 // of its row, and dot is exact: it does not depend on the other rows, nor on the
-// kernel. The codes of 32 columns are unpacked once, into registers, for all rows
-// of a panel; so a row more costs its products and nothing else.
+// kernel. The codes of 32 columns are unpacked once, into registers, for up to eight
+// rows; so a row more costs its products and nothing else.
 #if defined(SB_INT8)
 
 typedef struct {
@@ -58,6 +58,13 @@ static void run_quant(const void *args, int64_t chunk, uint8_t *scratch) {
 			quantize(q + t, x + 32 * t);
 	}
 }
+
+// Rows whose dot products are made by the same instructions.
+#if defined(SB_I8MM)
+enum { TOGETHER = 2 };
+#else
+enum { TOGETHER = 1 };
+#endif
 
 // Four codes, broadcast straight from memory.
 typedef int32_t i32_any __attribute__((aligned(1), may_alias));
@@ -175,60 +182,45 @@ INL vf add_columns(int halves, int bias, vf acc, const record *x, const vi *d, c
 	return bias ? v_fma(b[0], v_set(x->sum), acc) : acc;
 }
 
-enum { AHEAD = 2048, PANEL = 32 }; // rows that share unpacked codes
+enum { AHEAD = 4096, PANEL = 32, PASS = 8 }; // PASS: most rows that share unpacked codes
 
-// z[i*W .. +W] = block times row i of m. With few = 1 or 2, m is that and the sums
-// stay in registers.
-INL void block_of(int code, int halves, int bias, int few, const sb_weight *w, const uint8_t *p, int64_t m, const record *const *x, vf *z) {
+// z[i*W .. +W] = block times row i of n.
+INL void block_of(int code, int halves, int bias, int n, const sb_weight *w, const uint8_t *p, const record *const *x, vf *z) {
 	const vb table = code < SB_CODE_E2M1 ? (vb){0} : code_table(code);
-	vf acc[2] = {0}, s[2], b[2], k[2];
+	const int64_t tiles = w->cols / 32;
+	vf acc[PASS], s[2], b[2], k[2];
+	const record *y[PASS];
 	s[0] = s[1] = b[0] = b[1] = k[0] = k[1] = (vf){0};
-	for (int64_t i = 0; i < m && !few; i++)
-		z[i] = (vf){0};
-	for (int64_t t = 0; t < w->cols / 32; t++) {
+#pragma GCC unroll 8
+	for (int i = 0; i < n; i++)
+		acc[i] = (vf){0}, y[i] = x[i];
+	for (int64_t t = 0; t < tiles; t++) {
 		for (int i = 0; i <= code_bits(code) * 4 * W; i += 64)
 			__builtin_prefetch(p + AHEAD + i, 0, 3);
 		p = scales_at(w, halves, t, p, k, s, b);
 		vb c[8];
-		vi d[2][2];
-		const record *y[2];
 #pragma GCC unroll 8
 		for (int j = 0; j < 8; j++)
 			c[j] = code_vector(code, p, j, table);
 		p += code_bits(code) * 4 * W;
-		if (few) {
+#pragma GCC unroll 8
+		for (int i = 0; i < n; i += TOGETHER) {
+			const int m = i + TOGETHER <= n ? TOGETHER : 1;
+			const record *yi[2] = {y[i] + t, y[i + m - 1] + t};
+			vi d[2][2];
+			dots(code, halves, m, c, yi, d);
 #pragma GCC unroll 2
-			for (int i = 0; i < few; i++)
-				y[i] = x[i] + t;
-			dots(code, halves, few, c, y, d);
-#pragma GCC unroll 2
-			for (int i = 0; i < few; i++)
-				acc[i] = add_columns(halves, bias, acc[i], y[i], d[i], s, b);
-			continue;
-		}
-		int64_t i = 0;
-#if defined(SB_I8MM)
-		for (; i + 2 <= m; i += 2) {
-			y[0] = x[i] + t, y[1] = x[i + 1] + t;
-			dots(code, halves, 2, c, y, d);
-			z[i] = add_columns(halves, bias, z[i], y[0], d[0], s, b);
-			z[i + 1] = add_columns(halves, bias, z[i + 1], y[1], d[1], s, b);
-		}
-#endif
-		for (; i < m; i++) {
-			y[0] = x[i] + t;
-			__builtin_prefetch(y[0] + 1);
-			dots(code, halves, 1, c, y, d);
-			z[i] = add_columns(halves, bias, z[i], y[0], d[0], s, b);
+			for (int h = 0; h < m; h++)
+				acc[i + h] = add_columns(halves, bias, acc[i + h], yi[h], d[h], s, b);
 		}
 	}
-#pragma GCC unroll 2
-	for (int i = 0; i < few; i++)
+#pragma GCC unroll 8
+	for (int i = 0; i < n; i++)
 		z[i] = acc[i];
 }
 
-// Codes of which most models are made keep two rows in registers.
-INL int has_two(int code) { return code == 4 || code == 6 || code == 8; }
+// Codes of which most models are made have a pass for each number of rows.
+INL int common(int code) { return code == 4 || code == 6 || code == 8; }
 
 // The packed kinds: code, groups of 16, biased.
 #define EVERY_KIND(DO)                                                \
@@ -248,15 +240,35 @@ INL int has_two(int code) { return code == 4 || code == 6 || code == 8; }
 		DO(SB_CODE_IQ4, 0, 0)                                 \
 	}
 
-#define BLOCK(code, halves, bias)                                               \
-	case (code)*4 + (halves)*2 + (bias):                                    \
-		if (m == 1)                                                     \
-			block_of(code, halves, bias, 1, w, block, 1, x, z);     \
-		else if (has_two(code) && m == 2)                               \
-			block_of(code, halves, bias, has_two(code) ? 2 : 1, w, block, 2, x, z); \
-		else                                                            \
-			block_of(code, halves, bias, 0, w, block, m, x, z);     \
-		return;
+// A pass of n rows, or of all that are left.
+#define ROWS(n)                                                             \
+	case n:                                                             \
+		block_of(code, halves, bias, n, w, block, x + i, z + i);    \
+		break;
+#define FEW(n)                                                              \
+	case n:                                                             \
+		if (common(code))                                           \
+			block_of(code, halves, bias, n, w, block, x + i, z + i); \
+		break;
+
+INL void passes(int code, int halves, int bias, const sb_weight *w, const uint8_t *block, int64_t m, const record *const *x, vf *z) {
+	for (int64_t i = 0, n; i < m; i += n) {
+		n = common(code) ? min64(m - i, PASS) : m - i >= 4 ? 4 : 1;
+		switch (n) {
+			ROWS(1)
+			FEW(2)
+			FEW(3)
+			ROWS(4)
+			FEW(5)
+			FEW(6)
+			FEW(7)
+			FEW(8)
+		}
+	}
+}
+
+#define BLOCK(code, halves, bias) \
+	case (code)*4 + (halves)*2 + (bias): passes(code, halves, bias, w, block, m, x, z); return;
 
 static void packed_block(const sb_weight *w, const uint8_t *block, int64_t m, const record *const *x, vf *z) {
 	EVERY_KIND(BLOCK)
