@@ -194,7 +194,7 @@ func (e *Engine) start(r LoadRequest, trusted bool) (<-chan error, error) {
 	if err := e.opts.validate(full, trusted); err != nil {
 		return nil, err
 	}
-	if !e.loads.TryLock() {
+	if !e.takeLoads() {
 		return nil, &Error{Kind: ErrBusy, Message: "another load or unload is under way; wait for it or cancel it with POST /admin/load/cancel"}
 	}
 	ctx := e.begin(full, func() {
@@ -216,6 +216,21 @@ func (e *Engine) start(r LoadRequest, trusted bool) (<-chan error, error) {
 		done <- err
 	}()
 	return done, nil
+}
+
+// takeLoads locks loads, unless a load or unload is under way. One that Status calls
+// over has only not let go yet, and is waited for.
+func (e *Engine) takeLoads() bool {
+	for !e.loads.TryLock() {
+		e.mu.Lock()
+		busy := e.loading != nil || e.state == StateUnloading || e.closed
+		e.mu.Unlock()
+		if busy {
+			return false
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	return true
 }
 
 // begin makes a load known; swap must follow. loads is locked.
@@ -347,7 +362,7 @@ func (e *Engine) CancelLoad(cleanup bool) bool {
 // Unload lets running answers finish and frees the model. When ctx ends first,
 // the waiting ends, not the unloading.
 func (e *Engine) Unload(ctx context.Context) (Status, error) {
-	if !e.loads.TryLock() {
+	if !e.takeLoads() {
 		return e.Status(), &Error{Kind: ErrBusy, Message: "a load or unload is under way; wait for it or cancel it with POST /admin/load/cancel"}
 	}
 	var old *loaded

@@ -147,7 +147,7 @@ func TestStorm(t *testing.T) {
 			if err == nil {
 				break
 			}
-			if kindOf(err) != engine.ErrBusy { // the last load may have told its end and not be out yet
+			if kindOf(err) != engine.ErrBusy { // a load for the last request may be under way
 				t.Fatal(err)
 			}
 			time.Sleep(time.Millisecond)
