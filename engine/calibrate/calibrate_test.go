@@ -363,12 +363,47 @@ func TestCopiesTimed(t *testing.T) {
 	costs := &Costs{Verify: NewCurve(map[int]float64{1: 40, 2: 41, 8: 48}), Drafter: Constant(8)}
 	for _, factor := range []float64{1, 3} {
 		c := NewController(costs, ControllerConfig{MaxCap: 7, Park: true, Patient: true}).Begin(0)
-		for range enoughTimings {
+		for range 2 * enoughTimings {
 			c.Update(0, 0, 1, 40)
 			c.Copied(6, 6, 6, 2, factor*costs.Verify.At(7))
 		}
 		if n := c.Copies(6, 6); (n > 1) != (factor == 1) {
 			t.Errorf("copies that take %v times as long as measured: %d of 6 are tried", factor, n)
+		}
+	}
+}
+
+// TestSlowMachine: drafts that a machine rejects are given up, and those that it
+// accepts are made, whether it was slow while rounds without drafts were timed, or
+// while those with drafts were.
+func TestSlowMachine(t *testing.T) {
+	costs := &Costs{Verify: NewCurve(map[int]float64{1: 40, 2: 44, 8: 80}), Drafter: NewCurve(map[int]float64{1: 8, 7: 8})}
+	for _, slow := range [][2]float64{{1, 1}, {2.5, 1}, {1, 2.5}, {2.5, 2.5}} {
+		all := NewController(costs, ControllerConfig{MaxCap: 7, Park: true, Patient: true})
+		play := func(rounds int, factor float64, accepts bool) (drafted int) {
+			c := all.Begin(0)
+			for range rounds {
+				cap, accepted := c.Cap(), 0
+				if accepts {
+					accepted = cap
+				}
+				if cap > 0 {
+					drafted++
+				}
+				c.Update(cap, accepted, accepted+1, factor*costs.round(cap, 0))
+			}
+			return drafted
+		}
+		play(60, slow[0], false)
+		play(60, slow[1], true)
+		if n := play(60, slow[0], false); n > 8 {
+			t.Errorf("slow %v: %d of 60 rounds draft although nothing is accepted", slow, n)
+		}
+		if n := play(60, slow[1], true); n < 40 {
+			t.Errorf("slow %v: %d of 60 rounds draft although all is accepted", slow, n)
+		}
+		if n := play(60, slow[1], false); n > 8 {
+			t.Errorf("slow %v: %d of 60 rounds draft although nothing is accepted any more", slow, n)
 		}
 	}
 }

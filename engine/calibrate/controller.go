@@ -16,8 +16,10 @@ type Controller struct {
 	gap, next   int
 	shared      *Controller // that began it
 	request     *request
-	times       map[int]ratio // by cap
-	copies      ratio         // of rounds with copies
+	plain       ratio // of rounds without drafts, the last at round plainAt
+	plainAt     int
+	times       map[int]ratio // by cap, over plain
+	copies      ratio         // of rounds with copies, over plain
 	curve       Curve         // of forwards by their rows
 	timedRounds int
 

@@ -19,6 +19,7 @@ const (
 	fasterWeight = 0.2  // of a round's time in the estimate for its cap, if it took less,
 	slowerWeight = 0.05 // and if it took longer: what disturbs only ever adds
 	disturbed    = 4    // times the expected time: something else held the round up
+	freshPlain   = 32   // rounds for which the time of those without drafts is of now
 	parkMargin   = 1.05 // what drafts must gain at least
 	firstGap     = 16   // rounds to the first probe
 	shortPrior   = 0.5  // acceptance of a copy after a short match
@@ -78,12 +79,14 @@ func (c *Controller) gain(cap int) float64 {
 	return 0
 }
 
-// rateOf is the rate at a cap, as the request sees it.
+// rateOf is the rate at a cap, as the request sees it, on a machine that makes rounds
+// without drafts as fast as was measured.
 func (c *Controller) rateOf(cap int) float64 {
-	s := c.shared
-	ratio := s.corr
-	if t := s.times[cap]; t.rounds >= enoughTimings {
-		ratio = t.ratio
+	s, ratio := c.shared, 1.0
+	if cap > 0 {
+		if ratio = s.corr; s.times[cap].rounds >= enoughTimings {
+			ratio = s.times[cap].ratio
+		}
 	}
 	if ms := ratio * s.costs.round(cap, c.depth); ms > 0 {
 		return Expected(cap, c.acceptance()) / ms
@@ -130,22 +133,40 @@ func (c *Controller) saw(cap, accepted int, ms float64) {
 	s.best = c.best
 }
 
-// timed corrects the expected time of rounds at a cap, all requests together.
+// timed corrects the expected time of rounds at a cap, all requests together. Machines
+// are slower at times than when they were measured, so rounds with drafts are compared
+// with those without around them: else times of two such states would be compared.
 func (c *Controller) timed(cap, depth int, ms float64) {
-	if ms <= 0 {
+	x := ms / c.costs.round(cap, depth)
+	if cap == 0 {
+		if c.plain.follow(x, 1) {
+			c.plainAt = c.rounds
+		}
 		return
 	}
+	x = c.overPlain(x)
 	known := c.times[cap]
-	x := ms / c.costs.round(cap, depth)
 	if !known.follow(x, c.corr) {
 		return
 	}
 	c.times[cap] = known
-	if cap > 0 { // for caps that were not timed yet
-		all := ratio{c.corr, c.timedRounds}
-		all.follow(x, c.corr)
-		c.corr, c.timedRounds = all.ratio, all.rounds
+	all := ratio{c.corr, c.timedRounds} // for caps that were not timed yet
+	all.follow(x, c.corr)
+	c.corr, c.timedRounds = all.ratio, all.rounds
+}
+
+// overPlain divides a round's measured over expected time by that of rounds without
+// drafts; 0 if there were none of late. No draft makes a round easier than expected:
+// if it seems so the machine became faster.
+func (c *Controller) overPlain(x float64) float64 {
+	switch {
+	case c.plain.rounds < enoughTimings || c.rounds-c.plainAt > freshPlain:
+		return 0
+	case 0 < x && x < c.plain.ratio:
+		c.plain.follow(x, 1)
+		return 1
 	}
+	return x / c.plain.ratio
 }
 
 // choose returns the cap with the best rate for the request, 0 if drafts do not
@@ -180,13 +201,9 @@ func (c *Controller) Copies(n, base int) int {
 	t, prior := c.request.of(n, base)
 	p := t.p(prior)
 	rate := func(k int) float64 {
-		ratio := c.shared.times[0]
-		if k > 0 && c.shared.copies.rounds >= enoughTimings {
-			ratio = c.shared.copies
-		}
 		ms := c.copying(k)
-		if ratio.rounds >= enoughTimings {
-			ms *= ratio.ratio
+		if k > 0 && c.shared.copies.rounds >= enoughTimings {
+			ms *= c.shared.copies.ratio
 		}
 		if ms > 0 {
 			return Expected(k, p) / ms
@@ -221,7 +238,8 @@ func (c *Controller) Copied(n, base, tried, accepted int, ms float64) {
 	if c.request == nil {
 		return
 	}
-	c.shared.copies.follow(ms/c.copying(tried), c.shared.corr)
+	s := c.shared
+	s.copies.follow(s.overPlain(ms/c.copying(tried)), 1)
 	t, _ := c.request.of(n, base)
 	t.see(tried, accepted)
 	switch t.skipped = 0; {
