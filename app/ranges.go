@@ -37,7 +37,7 @@ var ranges = []numberRange{
 	{"max-batch", 1, 1024, nil},
 	{"queue-limit", 1, 100_000, nil},
 	{"memory-bandwidth", 0, math.MaxFloat32, nil},
-	{"threads", 0, 4096, nil},
+	{"threads", 0, 256, nil}, // as the CPU backend has it
 	{"temperature", 0, math.MaxFloat32, nil},
 	{"top-p", 0, 1, nil},
 	{"max-new-tokens", 1, math.MaxInt32, nil},

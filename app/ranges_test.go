@@ -29,6 +29,7 @@ func TestRanges(t *testing.T) {
 		"generate --top-p 2":               "--top-p must be 0 to 1, got 2",
 		"generate --max-new-tokens 0":      "--max-new-tokens must be at least 1, got 0",
 		"serve --default-top-k x":          "invalid argument",
+		"benchmark --threads 300":          "--threads must be 0 to 256, got 300",
 		"calibrate --drafter-window -1":    "--drafter-window must be at least 0, got -1",
 		"benchmark --kv-bits 5 --json x.j": "--kv-bits must be one of 0, 4, 8, got 5",
 		"serve --activations f8":           "--activations must be f32, f16 or bf16, got 'f8'",

@@ -15,7 +15,9 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,6 +25,26 @@ import (
 	"sparkbar/engine/testneed"
 	"sparkbar/packaging"
 )
+
+var (
+	turn     sync.Once
+	turnFile *os.File // open, and so locked, until this process ends
+	turnErr  error
+)
+
+// alone waits until no other run of these tests uses the folder, which then is this
+// run's.
+func alone(dir string) error {
+	turn.Do(func() {
+		if turnErr = os.MkdirAll(dir, 0o755); turnErr != nil {
+			return
+		}
+		if turnFile, turnErr = os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644); turnErr == nil {
+			turnErr = syscall.Flock(int(turnFile.Fd()), syscall.LOCK_EX)
+		}
+	})
+	return turnErr
+}
 
 // tools returns what is needed to build against the double: its folder and the
 // environment. It skips where Debian's packages are missing.
@@ -42,6 +64,9 @@ func tools(t *testing.T) (dir string, env []string) {
 	// A fixed place, since Go's build cache keys on paths in flags.
 	dir, err := filepath.Abs("../../build/darwin/double")
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := alone(dir); err != nil {
 		t.Fatal(err)
 	}
 	cc, err := filepath.Abs("testdata/cc")
