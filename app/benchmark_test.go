@@ -207,6 +207,15 @@ func TestCalibrateCommand(t *testing.T) {
 	if got.Key == "" || got.Verify["1"] <= 0 || len(got.Drafter) == 0 || got.Derived < 1 {
 		t.Errorf("%+v", got)
 	}
+	text, err = benchCommand("calibrate", "demo", "--mode", "lookup", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var none map[string]any
+	only(t, text, &none)
+	if report, ok := none["recommendation"]; !ok || report != nil || none["derived_cap"] != nil || none["key"] == "" {
+		t.Errorf("without a drafter: %s", text)
+	}
 	table, err := benchCommand("calibrate", "demo")
 	if err != nil || !strings.Contains(table, "VERIFY ms") || !strings.Contains(table, "drafts per round") {
 		t.Errorf("%v, %q", err, table)

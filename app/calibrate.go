@@ -69,15 +69,19 @@ func calibrateModel(ctx context.Context, v *config, out, stderr io.Writer) error
 	m := eng.Status().Model
 	roof := eng.Roofline(m, calibrate.BaseDepth)
 	if v.GetBool("json") {
+		var report *calibrate.Report
+		if m.Drafter != "" {
+			report = pointer(c.Report())
+		}
 		enc := json.NewEncoder(out)
 		enc.SetIndent("", " ")
 		return enc.Encode(struct {
 			Key string `json:"key"`
 			*calibrate.Costs
-			Report  calibrate.Report `json:"recommendation"`
-			Derived int              `json:"derived_cap,omitempty"`
-			Ceiling *float64         `json:"ceiling_tokens_per_sec"`
-		}{c.Key, c.Costs, c.Report(), derivedCap(c, m), roof.CeilingTPS})
+			Report  *calibrate.Report `json:"recommendation"` // null without a drafter
+			Derived int               `json:"derived_cap,omitempty"`
+			Ceiling *float64          `json:"ceiling_tokens_per_sec"`
+		}{c.Key, c.Costs, report, derivedCap(c, m), roof.CeilingTPS})
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%s, mode %s, context %d\n\nROWS\tVERIFY ms\tPER ROW OF ONE", m.ID, m.Mode, calibrate.BaseDepth)

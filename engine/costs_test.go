@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"sparkbar/engine"
@@ -126,6 +127,12 @@ func TestCostsOfLookup(t *testing.T) {
 	}
 	if c, err := other.Calibrate(context.Background()); err != nil || c.Unkept != nil {
 		t.Errorf("%v, %v", c, err)
+	}
+	if _, err := other.LoadFrom(context.Background(), engine.LoadRequest{Model: "demo", Mode: "lookup", ContextWindow: ptr(64)}); err != nil {
+		t.Fatal(err)
+	}
+	if short := other.Calibration().Key; short == key || !strings.Contains(short, "w64") {
+		t.Errorf("what a short context costs has the key %q", short)
 	}
 	c, err := load(filepath.Join(file, "below a file"), 3).Calibrate(context.Background())
 	if err != nil || c.Unkept == nil || c.Verify.Empty() {
