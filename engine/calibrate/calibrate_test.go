@@ -408,6 +408,24 @@ func TestSlowMachine(t *testing.T) {
 	}
 }
 
+// TestUntimed: rounds that were not timed, since others ran beside them, say nothing
+// about times.
+func TestUntimed(t *testing.T) {
+	costs := &Costs{Verify: NewCurve(map[int]float64{1: 40, 8: 80}), Drafter: Constant(8)}
+	all := NewController(costs, ControllerConfig{MaxCap: 7, Park: true, Patient: true})
+	c := all.Begin(0)
+	for range enoughTimings {
+		c.Update(0, 0, 1, 40)
+	}
+	for range enoughTimings {
+		c.Update(2, 2, 3, 0)
+		c.Copied(4, 4, 4, 4, 0)
+	}
+	if len(all.times) > 0 || all.copies.rounds > 0 || all.corr != 1 {
+		t.Errorf("times %v, of copies %v, of all %v", all.times, all.copies, all.corr)
+	}
+}
+
 // TestControllerMemory pins the two counters that the records do not reach:
 // when a time is forgotten and when parking becomes possible.
 func TestControllerMemory(t *testing.T) {

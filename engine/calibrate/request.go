@@ -20,6 +20,7 @@ const (
 	slowerWeight = 0.05 // and if it took longer: what disturbs only ever adds
 	disturbed    = 4    // times the expected time: something else held the round up
 	freshPlain   = 32   // rounds for which the time of those without drafts is of now
+	leastOver    = 0.9  // rounds with drafts over those without, as far as it is credible
 	parkMargin   = 1.05 // what drafts must gain at least
 	firstGap     = 16   // rounds to the first probe
 	shortPrior   = 0.5  // acceptance of a copy after a short match
@@ -156,17 +157,17 @@ func (c *Controller) timed(cap, depth int, ms float64) {
 }
 
 // overPlain divides a round's measured over expected time by that of rounds without
-// drafts; 0 if there were none of late. No draft makes a round easier than expected:
-// if it seems so the machine became faster.
+// drafts; 0 if there were none of late, or x is 0: not timed. No draft makes a round much easier than
+// expected: if it seems so the machine became faster.
 func (c *Controller) overPlain(x float64) float64 {
-	switch {
-	case c.plain.rounds < enoughTimings || c.rounds-c.plainAt > freshPlain:
+	if x <= 0 || c.plain.rounds < enoughTimings || c.rounds-c.plainAt > freshPlain {
 		return 0
-	case 0 < x && x < c.plain.ratio:
-		c.plain.follow(x, 1)
-		return 1
 	}
-	return x / c.plain.ratio
+	over := x / c.plain.ratio
+	if over < leastOver {
+		c.plain.follow(x, 1)
+	}
+	return max(over, leastOver)
 }
 
 // choose returns the cap with the best rate for the request, 0 if drafts do not
