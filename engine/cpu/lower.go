@@ -288,11 +288,13 @@ func pieces(cols int) (each, n int) {
 	return most, (cols + most - 1) / most
 }
 
-// rowsOf cuts the rows of a cheap op into chunks of some thousand elements.
+// rowsOf cuts the rows of a cheap op into even chunks of some thousand elements.
 func rowsOf(x compute.View) (each, n int) {
 	const elements = 4096
 	each = max(1, elements/max(x.Cols, 1))
-	return each, (x.Rows + each - 1) / each
+	n = max(1, (x.Rows+each-1)/each)
+	each = (x.Rows + n - 1) / n
+	return max(1, each), min(n, x.Rows)
 }
 
 // overlap reports whether two views share memory.
@@ -600,8 +602,8 @@ func (l *lowerer) attention(o compute.Attention) error {
 	per := o.Heads / o.KV.Heads
 	c := C.sb_attention{q: view(o.Q), out: view(o.Out), of: view(o.Rows.Of), table: view(o.Pages.Table), lo: view(o.Pages.Lo), hi: view(o.Pages.Hi), sinks: view(o.Sinks),
 		kv: kv(o.KV), heads: C.int64_t(o.Heads), scale: C.float(o.Scale), softcap: C.float(o.SoftCap), per: C.int64_t(per), splits: 1}
-	// Rows share the decoded pages: many where there are many, but the scores of all
-	// their heads must stay in the cache.
+	// Rows share the pages, and the decoding of quantized ones: many where there are
+	// many, but the scores of all their heads must stay in the cache.
 	rows := 4
 	if o.Rows.N > rows {
 		rows = 8
@@ -610,8 +612,13 @@ func (l *lowerer) attention(o compute.Attention) error {
 		rows = C.SB_ATTN_ROWS
 	}
 	// Rows of sequences of their own share nothing: as few as give each thread some
-	// chunks.
-	rows = min(rows, max((o.Rows.N+o.Rows.Segments-1)/max(o.Rows.Segments, 1), o.Rows.N*o.KV.Heads/(3*l.threads)))
+	// chunks. Pages that need no decoding can be read twice, which costs less than
+	// partial sums.
+	share := max((o.Rows.N+o.Rows.Segments-1)/max(o.Rows.Segments, 1), 1)
+	if o.KV.Bits == 0 {
+		share = 1
+	}
+	rows = min(rows, max(share, o.Rows.N*o.KV.Heads/(3*l.threads)))
 	rows = max(min(rows, 64/per), 1)
 	c.rows = C.int64_t(rows)
 	// Each query's sums, addresses, values and scores; a page of K and of V.
@@ -621,7 +628,8 @@ func (l *lowerer) attention(o compute.Attention) error {
 	const most = 1 << 26
 	work, blocks := (o.Rows.N+rows-1)/rows*o.KV.Heads, o.Pages.Table.Cols
 	size := padded(o.KV.VDim + 2)
-	if bytes := 4 * o.Rows.N * o.Heads * blocks * size; l.threads > 1 && work > 0 && work < 4*l.threads && blocks >= 8 && bytes <= most {
+	uneven := work < 4*l.threads && (o.Rows.N%rows != 0 || work%l.threads != 0)
+	if bytes := 4 * o.Rows.N * o.Heads * blocks * size; l.threads > 1 && work > 0 && uneven && blocks >= 8 && bytes <= most {
 		part, err := l.parts.get(bytes)
 		if err != nil {
 			return err
