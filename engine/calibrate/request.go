@@ -22,7 +22,7 @@ const (
 	freshPlain   = 32   // rounds for which the time of those without drafts is of now
 	leastOver    = 0.9  // rounds with drafts over those without, as far as it is credible
 	parkMargin   = 1.05 // what drafts must gain at least
-	firstGap     = 16   // rounds to the first probe
+	firstGap     = 24   // rounds to the first probe
 	shortPrior   = 0.5  // acceptance of a copy after a short match
 	longPrior    = 0.9  // and after a long one
 	firstSkip    = 4    // copies that are turned down before one is tried again
@@ -157,8 +157,8 @@ func (c *Controller) timed(cap, depth int, ms float64) {
 }
 
 // overPlain divides a round's measured over expected time by that of rounds without
-// drafts; 0 if there were none of late, or x is 0: not timed. No draft makes a round much easier than
-// expected: if it seems so the machine became faster.
+// drafts; 0 if there were none of late, or x is 0: not timed. No draft makes a round
+// much easier than expected: if it seems so the machine became faster.
 func (c *Controller) overPlain(x float64) float64 {
 	if x <= 0 || c.plain.rounds < enoughTimings || c.rounds-c.plainAt > freshPlain {
 		return 0
