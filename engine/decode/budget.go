@@ -134,28 +134,39 @@ func (r *Runner) budget(jobs []*generation) []int {
 // all at once.
 type late struct {
 	ids  []int32
-	rows compute.View // [lateRows, taps*hidden]
+	rows compute.View // [Runner.lateRows, taps*hidden]
 }
 
-// lateRows is how many rows are put off at most, lateBlock the bytes of memory for
-// them that is asked for at once: a large page, as it is written a little at a time,
+// At least leastLate rows of an answer are put off, and up to mostLate as far as they
+// fit into lateBytes: the more are read together the less each costs. lateBlock is the
+// memory that is asked for at once: a large page, as it is written a little at a time,
 // where the first touch of a page that has long been left alone takes longest.
 const (
-	lateRows  = 64
+	leastLate = 64
+	mostLate  = 256
+	lateBytes = 1 << 20
 	lateBlock = 2 << 20
 )
+
+// lateFor is how many rows of so many numbers are put off at most.
+func lateFor(cols int) int {
+	if cols == 0 {
+		return leastLate
+	}
+	return min(max(leastLate, lateBytes/(cols*4)), mostLate)
+}
 
 // late returns memory for the rows that an answer puts off, and giveLate takes it
 // back for the next.
 func (r *Runner) late(cols int) (late, error) {
 	if len(r.lates) == 0 {
-		n := max(1, lateBlock/(lateRows*cols*4))
-		rows, err := r.lateMem.F32(n*lateRows, cols)
+		n := max(1, lateBlock/(r.lateRows*cols*4))
+		rows, err := r.lateMem.F32(n*r.lateRows, cols)
 		if err != nil {
 			return late{}, err
 		}
 		for i := range n {
-			r.lates = append(r.lates, late{rows: rows.Slice(i*lateRows, (i+1)*lateRows)})
+			r.lates = append(r.lates, late{rows: rows.Slice(i*r.lateRows, (i+1)*r.lateRows)})
 		}
 	}
 	l := r.lates[len(r.lates)-1]
@@ -171,15 +182,15 @@ func (r *Runner) giveLate(l late) {
 
 // postpone puts off what the drafter is to observe: the first n rows of the step.
 func (g *generation) postpone(fused compute.View, n int) error {
-	l := &g.late
-	if n > 0 && len(l.ids)+n > lateRows {
+	l, most := &g.late, g.r.lateRows
+	if n > 0 && len(l.ids)+n > most {
 		if err := g.catchUp(); err != nil {
 			return err
 		}
 		if err := g.drafts.Flush(&g.stop); err != nil {
 			return err
 		}
-		if n > lateRows {
+		if n > most {
 			return g.drafts.Observe(g.share.ids[:n], fused, &g.stop)
 		}
 	}

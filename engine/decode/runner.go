@@ -27,7 +27,8 @@ type Runner struct {
 	sharing         *calibrate.Sharing // nil = drafts are not shared out
 	drafted, copies acceptance         // of all jobs
 	probes          probes
-	lates           []late           // free memory for rows put off
+	lateRows        int              // how many rows an answer puts off at most
+	lates           []late           // free memory for them
 	lateMem         *compute.Scratch // all of it
 }
 
@@ -49,6 +50,7 @@ func New(b compute.Backend, m *arch.Model, d draft.Drafter, o Options) (*Runner,
 	c.Evict = r.store.Evict
 	if d != nil {
 		r.t.taps = d.Taps()
+		r.lateRows = lateFor(len(r.t.taps) * m.Hidden)
 		if dc := d.Cache(); dc != nil {
 			dc.Evict = r.store.Evict
 		}
