@@ -191,7 +191,11 @@ func (d *Disk) list(alone bool) {
 		d.dated = info.ModTime()
 	}
 	there := map[fileKey]bool{}
-	entries, _ := os.ReadDir(d.dir)
+	entries, err := os.ReadDir(d.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.dated = time.Time{} // what is known may still be true: look again
+		return
+	}
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil || !info.Mode().IsRegular() {
