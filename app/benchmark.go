@@ -82,8 +82,9 @@ func benchmarkCommand() *cobra.Command {
 // writable reports why a result could not be written to a file, before it takes
 // minutes to measure it.
 func writable(file string) error {
-	info, missing := os.Stat(file)
-	if missing == nil && !info.Mode().IsRegular() && !info.IsDir() {
+	_, missing := os.Lstat(file)
+	info, err := os.Stat(file)
+	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
 		return nil // who reads a pipe would find its end
 	}
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644)

@@ -218,7 +218,12 @@ func (d *Disk) list(alone bool) {
 			}
 			continue
 		}
-		if !usable(path, k, info.Size()) {
+		ok, known := usable(path, k, info.Size())
+		if !known {
+			d.dated = time.Time{}
+			continue
+		}
+		if !ok {
 			os.Remove(path)
 			d.stats.Removed++
 			continue
@@ -236,19 +241,20 @@ func (d *Disk) list(alone bool) {
 	d.took = time.Since(d.looked)
 }
 
-// usable checks all of a file but its content.
-func usable(path string, k fileKey, size int64) bool {
+// usable checks all of a file but its content. known is false of one that cannot be
+// opened: it is gone, or says nothing at the moment.
+func usable(path string, k fileKey, size int64) (ok, known bool) {
 	f, err := os.Open(path)
 	if err != nil {
-		return false
+		return false, false
 	}
 	defer f.Close()
 	var h [diskHeader]byte
 	if _, err := io.ReadFull(f, h[:]); err != nil {
-		return false
+		return false, true
 	}
 	n, _, ok := parseHeader(h[:], k)
-	return ok && size == diskHeader+n
+	return ok && size == diskHeader+n, true
 }
 
 // header of a piece: magic, version, 0, key, length and checksum of the payload.
@@ -432,6 +438,7 @@ func (d *Disk) writable() bool {
 // disk costs nothing but the store.
 func (d *Disk) write(k fileKey, now time.Time, parts [][]byte) (err error) {
 	size := diskHeader + total(parts)
+	<-d.ready
 	d.mu.Lock()
 	defer d.mu.Unlock() // one file at a time
 	d.look()

@@ -332,7 +332,7 @@ func (g *generation) roundOn(alone bool) (done bool) {
 		if rd.Source == FromLookup {
 			j.Controller.Copied(g.offered, g.index.Draft(), len(g.prop.Tokens), g.n, ms)
 		} else {
-			j.Controller.Update(rd.Cap, g.n, len(g.next), ms)
+			j.Controller.Update(min(rd.Cap, g.room()), g.n, len(g.next), ms) // so many drafts were asked for
 		}
 	}
 	g.report(rd)
