@@ -21,9 +21,7 @@
 // AVX2): a token 74 % packed weights, near what one core reads; attention 17 %. A
 // prefill of 512: packed weights 72 %, attention 19 %, norms and rounding 4 %. The
 // products of 32 columns, 8 outputs and a row are 20 vector instructions for three
-// ports, at best 6.7 cycles; measured about 9. Tried, and no better: tiles of 2 to 6
-// rows by 1 to 4 blocks with all sums in registers (10 to 12 cycles), two rows a
-// step, panels of 16, 64 and 128 rows, prefetching 4 or 8 KB ahead.
+// ports, at best 6.7 cycles, and 16 more to unpack once for up to eight rows.
 //
 // Without cgo, or where this package has no kernels, New returns the pure-Go
 // reference backend.

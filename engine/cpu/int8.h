@@ -9,7 +9,8 @@
 // A sum is s*xs*dot + b*xsum for each 32 (or 16) columns, ascending, in the lane
 // of its row, and dot is exact: it does not depend on the other rows, nor on the
 // kernel. The codes of 32 columns are unpacked once, into registers, for up to eight
-// rows; so a row more costs its products and nothing else.
+// rows (four, of codes that are not common); so a row more costs its products and
+// nothing else.
 #if defined(SB_INT8)
 
 typedef struct {

@@ -628,7 +628,7 @@ func (l *lowerer) attention(o compute.Attention) error {
 	const most = 1 << 26
 	work, blocks := (o.Rows.N+rows-1)/rows*o.KV.Heads, o.Pages.Table.Cols
 	size := padded(o.KV.VDim + 2)
-	uneven := work < 4*l.threads && (o.Rows.N%rows != 0 || work%l.threads != 0)
+	uneven := work < 2*l.threads || work < 4*l.threads && (o.Rows.N%rows != 0 || work%l.threads != 0)
 	if bytes := 4 * o.Rows.N * o.Heads * blocks * size; l.threads > 1 && work > 0 && uneven && blocks >= 8 && bytes <= most {
 		part, err := l.parts.get(bytes)
 		if err != nil {
