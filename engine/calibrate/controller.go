@@ -28,7 +28,7 @@ type Controller struct {
 	depth   int
 	best    int
 	rounds  int     // updates so far
-	corr    float64 // measured rate over predicted rate, slowly averaged
+	corr    float64 // measured rate over predicted rate, slowly averaged; if patient, time over that without drafts
 	timings map[int]timing
 }
 

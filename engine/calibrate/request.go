@@ -25,6 +25,7 @@ const (
 	firstGap     = 24   // rounds to the first probe
 	shortPrior   = 0.5  // acceptance of a copy after a short match
 	longPrior    = 0.9  // and after a long one
+	firstCopies  = 3    // so many of a request's first ones of a kind at most
 	firstSkip    = 4    // copies that are turned down before one is tried again
 )
 
@@ -212,6 +213,9 @@ func (c *Controller) Copies(n, base int) int {
 		return 0
 	}
 	best := 0
+	if t.tries == 0 {
+		n = min(n, firstCopies)
+	}
 	for k := 1; k <= n; k++ {
 		if rate(k) > rate(best) {
 			best = k

@@ -302,7 +302,7 @@ func TestBenchDrafter(t *testing.T) {
 						}
 					}
 					runs[i]++
-					again = min(repeats, 64/len(answers[i]))
+					again = min(repeats, 64/max(1, len(answers[i])))
 				}
 			}
 		}
