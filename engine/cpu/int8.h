@@ -60,109 +60,94 @@ static void run_quant(const void *args, int64_t chunk, uint8_t *scratch) {
 	}
 }
 
-// Rows whose dot products are made by the same instructions.
-#if defined(SB_I8MM)
-enum { TOGETHER = 2 };
-#else
-enum { TOGETHER = 1 };
-#endif
-
 // Four codes, broadcast straight from memory.
 typedef int32_t i32_any __attribute__((aligned(1), may_alias));
 
-// Dot products of the 32 codes in the vectors c with those of each of m <= 2
-// records: of all of them, or of each half.
+// Dot products of the 32 codes in the vectors c with those of a record: of all of
+// them, or of each half.
 #if defined(SB_AVX512) || defined(SB_VNNI)
 #if defined(SB_AVX512)
 INL vi v_dot(vi a, vb w, int32_t x) { return (vi)_mm512_dpbusd_epi32((__m512i)a, (__m512i)w, _mm512_set1_epi32(x)); }
 #else
 INL vi v_dot(vi a, vb w, int32_t x) { return (vi)_mm256_dpbusd_avx_epi32((__m256i)a, (__m256i)w, _mm256_set1_epi32(x)); }
 #endif
-INL void dots(int code, int halves, int m, const vb *c, const record *const *x, vi (*d)[2]) {
-#pragma GCC unroll 2
-	for (int i = 0; i < m; i++) {
-		const i32_any *u = (const i32_any *)x[i]->codes;
-		vi a = {0}, b = {0};
-		if (code_signed(code))
-			a = v_seti(x[i]->offset);
+INL void dots(int code, int halves, const vb *c, const record *x, vi *d) {
+	const i32_any *u = (const i32_any *)x->codes;
+	vi a = {0}, b = {0};
+	if (code_signed(code))
+		a = v_seti(x->offset);
 #pragma GCC unroll 4
-		for (int j = 0; j < 4; j++) {
-			a = v_dot(a, c[j], u[j]);
-			b = v_dot(b, c[j + 4], u[j + 4]);
-		}
-		d[i][0] = halves ? a : a + b;
-		d[i][1] = b;
+	for (int j = 0; j < 4; j++) {
+		a = v_dot(a, c[j], u[j]);
+		b = v_dot(b, c[j + 4], u[j + 4]);
 	}
+	d[0] = halves ? a : a + b;
+	d[1] = b;
 }
 #elif defined(SB_AVX2)
-INL void dots(int code, int halves, int m, const vb *c, const record *const *x, vi (*d)[2]) {
+INL void dots(int code, int halves, const vb *c, const record *x, vi *d) {
 	const __m256i one = _mm256_set1_epi16(1);
 	// Vectors whose products, two to a lane, can be added in 16 bits: |code| * 127 * 2
 	// of a signed one just fits.
 	const int most = code_signed(code) ? 1 : code <= 4 ? 8 : code == 6 ? 2 : 4, part = halves ? 4 : 8, step = most < part ? most : part;
-#pragma GCC unroll 2
-	for (int i = 0; i < m; i++) {
-		const i32_any *u = (const i32_any *)x[i]->codes;
-		__m256i a, all;
+	const i32_any *u = (const i32_any *)x->codes;
+	__m256i a, all;
 #pragma GCC unroll 8
-		for (int j = 0; j < 8; j++) {
-			__m256i cj = (__m256i)c[j], xj = _mm256_set1_epi32(u[j]);
-			__m256i p = code_signed(code) ? _mm256_maddubs_epi16(_mm256_abs_epi8(cj), _mm256_sign_epi8(xj, cj)) : _mm256_maddubs_epi16(cj, xj);
-			a = j % step ? _mm256_add_epi16(a, p) : p;
-			__asm__("" : "+x"(a)); // in this order: a tree of sums would need more registers than there are
-			if ((j + 1) % step == 0) {
-				__m256i sum = _mm256_madd_epi16(a, one);
-				all = (j + 1) % part == step % part ? sum : _mm256_add_epi32(all, sum);
-				d[i][halves ? j / 4 : 0] = (vi)all;
-			}
+	for (int j = 0; j < 8; j++) {
+		__m256i cj = (__m256i)c[j], xj = _mm256_set1_epi32(u[j]);
+		__m256i p = code_signed(code) ? _mm256_maddubs_epi16(_mm256_abs_epi8(cj), _mm256_sign_epi8(xj, cj)) : _mm256_maddubs_epi16(cj, xj);
+		a = j % step ? _mm256_add_epi16(a, p) : p;
+		__asm__("" : "+x"(a)); // in this order: a tree of sums would need more registers than there are
+		if ((j + 1) % step == 0) {
+			__m256i sum = _mm256_madd_epi16(a, one);
+			all = (j + 1) % part == step % part ? sum : _mm256_add_epi32(all, sum);
+			d[halves ? j / 4 : 0] = (vi)all;
 		}
 	}
 }
 #elif defined(SB_NEON)
-INL void dots(int code, int halves, int m, const vb *c, const record *const *x, vi (*d)[2]) {
+INL void dots(int code, int halves, const vb *c, const record *x, vi *d) {
 	(void)code;
-#if defined(SB_I8MM)
-	if (m == 2) { // two rows of weights by two rows of x, eight columns at a time
-		int32x4_t a[2], b[2];
-		a[0] = a[1] = b[0] = b[1] = vdupq_n_s32(0);
-#pragma GCC unroll 4
-		for (int j = 0; j < 4; j++) {
-			int32x4_t c0 = (int32x4_t)c[2 * j], c1 = (int32x4_t)c[2 * j + 1];
-			int8x16_t y = vcombine_s8(vld1_s8(x[0]->codes + 8 * j), vld1_s8(x[1]->codes + 8 * j));
-			const int h = halves ? j / 2 : 0;
-			a[h] = vmmlaq_s32(a[h], (int8x16_t)vzip1q_s32(c0, c1), y);
-			b[h] = vmmlaq_s32(b[h], (int8x16_t)vzip2q_s32(c0, c1), y);
-		}
-#pragma GCC unroll 2
-		for (int h = 0; h <= halves; h++) {
-			d[0][h] = (vi)vuzp1q_s32(a[h], b[h]);
-			d[1][h] = (vi)vuzp2q_s32(a[h], b[h]);
-		}
-		return;
-	}
-#endif
-#pragma GCC unroll 2
-	for (int i = 0; i < m; i++) {
-		int32x4_t a[2], b[2];
-		a[0] = a[1] = b[0] = b[1] = vdupq_n_s32(0);
+	int32x4_t a[2], b[2];
+	a[0] = a[1] = b[0] = b[1] = vdupq_n_s32(0);
 #pragma GCC unroll 8
-		for (int j = 0; j < 8; j++) {
-			int8x16_t w = (int8x16_t)c[j], y = (int8x16_t)vdupq_n_s32(*(const i32_any *)(x[i]->codes + 4 * j));
-			const int h = j / 4;
+	for (int j = 0; j < 8; j++) {
+		int8x16_t w = (int8x16_t)c[j], y = (int8x16_t)vdupq_n_s32(*(const i32_any *)(x->codes + 4 * j));
+		const int h = j / 4;
 #if defined(SB_DOTPROD)
-			a[h] = vdotq_s32(a[h], w, y);
+		a[h] = vdotq_s32(a[h], w, y);
 #else
-			a[h] = vpadalq_s16(a[h], vmull_s8(vget_low_s8(w), vget_low_s8(y)));
-			b[h] = vpadalq_s16(b[h], vmull_s8(vget_high_s8(w), vget_high_s8(y)));
+		a[h] = vpadalq_s16(a[h], vmull_s8(vget_low_s8(w), vget_low_s8(y)));
+		b[h] = vpadalq_s16(b[h], vmull_s8(vget_high_s8(w), vget_high_s8(y)));
 #endif
-		}
+	}
 #if !defined(SB_DOTPROD)
-		a[0] = vpaddq_s32(a[0], b[0]);
-		a[1] = vpaddq_s32(a[1], b[1]);
+	a[0] = vpaddq_s32(a[0], b[0]);
+	a[1] = vpaddq_s32(a[1], b[1]);
 #endif
-		(void)b;
-		d[i][0] = (vi)(halves ? a[0] : vaddq_s32(a[0], a[1]));
-		d[i][1] = (vi)a[1];
+	(void)b;
+	d[0] = (vi)(halves ? a[0] : vaddq_s32(a[0], a[1]));
+	d[1] = (vi)a[1];
+}
+#endif
+
+#if defined(SB_I8MM)
+// Those of two records: two rows of weights by two rows of x, eight columns at a time.
+INL void dots_of_two(int halves, const vb *c, const record *x, const record *y, vi *dx, vi *dy) {
+	int32x4_t a[2], b[2];
+	a[0] = a[1] = b[0] = b[1] = vdupq_n_s32(0);
+#pragma GCC unroll 4
+	for (int j = 0; j < 4; j++) {
+		int32x4_t c0 = (int32x4_t)c[2 * j], c1 = (int32x4_t)c[2 * j + 1];
+		int8x16_t both = vcombine_s8(vld1_s8(x->codes + 8 * j), vld1_s8(y->codes + 8 * j));
+		const int h = halves ? j / 2 : 0;
+		a[h] = vmmlaq_s32(a[h], (int8x16_t)vzip1q_s32(c0, c1), both);
+		b[h] = vmmlaq_s32(b[h], (int8x16_t)vzip2q_s32(c0, c1), both);
+	}
+#pragma GCC unroll 2
+	for (int h = 0; h <= halves; h++) {
+		dx[h] = (vi)vuzp1q_s32(a[h], b[h]);
+		dy[h] = (vi)vuzp2q_s32(a[h], b[h]);
 	}
 }
 #endif
@@ -204,15 +189,21 @@ INL void block_of(int code, int halves, int bias, int n, const sb_weight *w, con
 		for (int j = 0; j < 8; j++)
 			c[j] = code_vector(code, p, j, table);
 		p += code_bits(code) * 4 * W;
-#pragma GCC unroll 8
-		for (int i = 0; i < n; i += TOGETHER) {
-			const int m = i + TOGETHER <= n ? TOGETHER : 1;
-			const record *yi[2] = {y[i] + t, y[i + m - 1] + t};
+		int i = 0;
+#if defined(SB_I8MM)
+#pragma GCC unroll 4
+		for (; i + 2 <= n; i += 2) {
 			vi d[2][2];
-			dots(code, halves, m, c, yi, d);
-#pragma GCC unroll 2
-			for (int h = 0; h < m; h++)
-				acc[i + h] = add_columns(halves, bias, acc[i + h], yi[h], d[h], s, b);
+			dots_of_two(halves, c, y[i] + t, y[i + 1] + t, d[0], d[1]);
+			acc[i] = add_columns(halves, bias, acc[i], y[i] + t, d[0], s, b);
+			acc[i + 1] = add_columns(halves, bias, acc[i + 1], y[i + 1] + t, d[1], s, b);
+		}
+#endif
+#pragma GCC unroll 8
+		for (; i < n; i++) {
+			vi d[2];
+			dots(code, halves, c, y[i] + t, d);
+			acc[i] = add_columns(halves, bias, acc[i], y[i] + t, d, s, b);
 		}
 	}
 #pragma GCC unroll 8
@@ -220,8 +211,9 @@ INL void block_of(int code, int halves, int bias, int n, const sb_weight *w, con
 		z[i] = acc[i];
 }
 
-// Codes of which most models are made have a pass for each number of rows.
-INL int common(int code) { return code == 4 || code == 6 || code == 8; }
+// How many of the rows that are left a pass takes: codes of which most models are
+// made have one for each number.
+INL int64_t pass_of(int code, int64_t left) { return code == 4 || code == 6 || code == 8 ? min64(left, PASS) : left >= 4 ? 4 : 1; }
 
 // The packed kinds: code, groups of 16, biased.
 #define EVERY_KIND(DO)                                                \
@@ -241,31 +233,24 @@ INL int common(int code) { return code == 4 || code == 6 || code == 8; }
 		DO(SB_CODE_IQ4, 0, 0)                                 \
 	}
 
-// A pass of n rows, or of all that are left.
-#define ROWS(n)                                                             \
-	case n:                                                             \
-		block_of(code, halves, bias, n, w, block, x + i, z + i);    \
-		break;
-#define FEW(n)                                                              \
-	case n:                                                             \
-		if (common(code))                                           \
+#define ROWS(n)                                                              \
+	case n:                                                              \
+		if (pass_of(code, n) == n)                                   \
 			block_of(code, halves, bias, n, w, block, x + i, z + i); \
 		break;
 
 INL void passes(int code, int halves, int bias, const sb_weight *w, const uint8_t *block, int64_t m, const record *const *x, vf *z) {
-	for (int64_t i = 0, n; i < m; i += n) {
-		n = common(code) ? min64(m - i, PASS) : m - i >= 4 ? 4 : 1;
-		switch (n) {
+	for (int64_t i = 0, n; i < m; i += n)
+		switch (n = pass_of(code, m - i)) {
 			ROWS(1)
-			FEW(2)
-			FEW(3)
+			ROWS(2)
+			ROWS(3)
 			ROWS(4)
-			FEW(5)
-			FEW(6)
-			FEW(7)
-			FEW(8)
+			ROWS(5)
+			ROWS(6)
+			ROWS(7)
+			ROWS(8)
 		}
-	}
 }
 
 #define BLOCK(code, halves, bias) \
