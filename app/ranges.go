@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"sparkbar/engine/cpu"
 )
 
 // numberRange is what a flag may be. A value that cannot be is the fault of who
@@ -37,7 +39,7 @@ var ranges = []numberRange{
 	{"max-batch", 1, 1024, nil},
 	{"queue-limit", 1, 100_000, nil},
 	{"memory-bandwidth", 0, math.MaxFloat32, nil},
-	{"threads", 0, 256, nil}, // as the CPU backend has it
+	{"threads", 0, cpu.MaxThreads, nil},
 	{"temperature", 0, math.MaxFloat32, nil},
 	{"top-p", 0, 1, nil},
 	{"max-new-tokens", 1, math.MaxInt32, nil},

@@ -136,11 +136,7 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 // arithmetic names what decides how sums are rounded: instruction sets round
 // differently, and each has its own speed.
 func arithmetic(v *config, backend backendChoice) string {
-	level := os.Getenv(cpu.LevelVariable)
-	if list := cpu.Levels(); level == "" && len(list) > 0 {
-		level = list[0]
-	}
-	return strings.TrimSpace(fmt.Sprintf("exact=%v %s %s", v.GetBool("exact"), level, backend.rounding))
+	return strings.TrimSpace(fmt.Sprintf("exact=%v %s %s", v.GetBool("exact"), cpu.DefaultLevel(), backend.rounding))
 }
 
 // prefixDisk opens the folder of stored prefixes, for as long as the process

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sparkbar/engine/calibrate"
+	"sparkbar/engine/decode"
 	"sparkbar/engine/wholefile"
 )
 
@@ -59,16 +60,13 @@ func (e *Engine) Calibrate(ctx context.Context) (*Calibration, error) {
 	return &Calibration{l.costKey, costs, unkept}, nil
 }
 
-// deepWindow is the context from which on all depths are measured that ever are.
-const deepWindow = 5000
-
 // costKey names all that costs depend on.
 func (e *Engine) costKey(l *loaded) string {
 	m := &l.info
 	key := fmt.Sprintf("v2|%s x%d|sparkbar %s|%s|%s|%s|%s|%s|ctx%d", e.opts.Chip.Name, e.opts.Chip.Cores, e.opts.Version, m.Backend, e.opts.Arithmetic, m.Mode, m.ID, modelID(m.Drafter), calibrate.BaseDepth)
 	jobs, _ := l.run.Room()
 	key += fmt.Sprintf("|b%d", jobs) // as many streams are measured together
-	if m.ContextWindow < deepWindow {
+	if m.ContextWindow < decode.DeepContext {
 		key += fmt.Sprintf("|w%d", m.ContextWindow)
 	}
 	if e.opts.Threads > 0 {

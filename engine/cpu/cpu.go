@@ -13,7 +13,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -64,17 +63,13 @@ func New(o Options) (compute.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	have := Levels()
 	name, from := o.Level, "Options.Level"
 	if name == "" {
-		name, from = os.Getenv(LevelVariable), LevelVariable
-	}
-	if name == "" {
-		name = have[0]
+		name, from = DefaultLevel(), LevelVariable
 	}
 	level := findLevel(name)
 	if level == nil {
-		return nil, fmt.Errorf("cpu: level %q of %s cannot run on this machine; it can run: %s", name, from, strings.Join(have, ", "))
+		return nil, fmt.Errorf("cpu: level %q of %s cannot run on this machine; it can run: %s", name, from, strings.Join(Levels(), ", "))
 	}
 	pool := C.sb_pool_new(level, C.int(threads))
 	if pool == nil {

@@ -61,8 +61,8 @@ func TestOptions(t *testing.T) {
 	if b, err := New(Options{}); err != nil || b.Name() != "cpu" || b.Close() != nil || b.Close() != nil {
 		t.Errorf("scalar by environment: %v, %v", b, err)
 	}
-	if b, err := New(Options{Threads: maxThreads}); err != nil {
-		t.Errorf("%d threads: %v", maxThreads, err)
+	if b, err := New(Options{Threads: MaxThreads}); err != nil {
+		t.Errorf("%d threads: %v", MaxThreads, err)
 	} else {
 		b.Close()
 	}

@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 )
 
@@ -14,22 +15,35 @@ type Options struct {
 	// are compared with.
 	Exact bool
 	// Level forces an instruction set: one of Levels.
-	// Empty = SPARKBAR_CPU_LEVEL, and without that the best that works here.
+	// Empty = DefaultLevel.
 	Level string
 }
 
 // LevelVariable is the environment variable that forces a level.
 const LevelVariable = "SPARKBAR_CPU_LEVEL"
 
-// maxThreads is the largest pool (MAX_THREADS of pool.c).
-const maxThreads = 256
+// DefaultLevel is the level of a backend whose Options name none: that of
+// LevelVariable, and without that the best that works here; "" where this build has
+// no kernels.
+func DefaultLevel() string {
+	if name := os.Getenv(LevelVariable); name != "" {
+		return name
+	}
+	if have := Levels(); len(have) > 0 {
+		return have[0]
+	}
+	return ""
+}
+
+// MaxThreads is the largest pool (MAX_THREADS of pool.c).
+const MaxThreads = 256
 
 func (o Options) threads() (int, error) {
-	if o.Threads < 0 || o.Threads > maxThreads {
-		return 0, fmt.Errorf("cpu: %d threads; use 1 to %d, or 0 for all cores", o.Threads, maxThreads)
+	if o.Threads < 0 || o.Threads > MaxThreads {
+		return 0, fmt.Errorf("cpu: %d threads; use 1 to %d, or 0 for all cores", o.Threads, MaxThreads)
 	}
 	if o.Threads > 0 {
 		return o.Threads, nil
 	}
-	return min(runtime.GOMAXPROCS(0), maxThreads), nil
+	return min(runtime.GOMAXPROCS(0), MaxThreads), nil
 }

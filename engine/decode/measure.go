@@ -25,6 +25,10 @@ const (
 	farBytes = 256 << 20
 )
 
+// DeepContext is the context from which on Measure measures at all depths that it
+// ever does.
+const DeepContext = farDepth + measureDepth
+
 // Measure times what a round costs on this machine: a verify forward of each
 // width and of several sequences together, and the drafter at its smallest, middle
 // and largest cap, at a context of up to 512 tokens. The cap controller and the
