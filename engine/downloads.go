@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"sparkbar/engine/models"
@@ -72,6 +71,13 @@ func (e *Engine) StartDownload(model string, drafter bool) (Download, error) {
 		q.Drafter = true
 		what = append(what, q)
 	}
+	if !onHub(model) {
+		_, err := e.opts.locate(model, "model")
+		if err == nil {
+			err = &Error{Kind: ErrInvalid, Field: "model", Message: fmt.Sprintf("%q is a folder or file of this machine; a model of the hub is called org/name", clip(model))}
+		}
+		return Download{}, err
+	}
 	d, _, err := e.startDownload(model, what)
 	if err != nil {
 		return Download{}, err
@@ -84,15 +90,6 @@ func (e *Engine) StartDownload(model string, drafter bool) (Download, error) {
 func (e *Engine) startDownload(model string, what []models.Request) (d *download, started bool, err error) {
 	if e.opts.Downloader == nil {
 		return nil, false, &Error{Kind: ErrDownload, Message: "this server downloads nothing; `sparkbar doctor` says why"}
-	}
-	for _, q := range what {
-		if strings.Count(q.Repo, "/") != 1 || strings.ContainsAny(q.Repo[:1], `/.~`) || strings.Contains(q.Repo, `\`) { // a local name or path, not a repository
-			_, err := e.opts.locate(q.Repo, "model")
-			if err == nil {
-				err = &Error{Kind: ErrInvalid, Field: "model", Message: fmt.Sprintf("%q is a folder or file of this machine; a model of the hub is called org/name", clip(q.Repo))}
-			}
-			return nil, false, err
-		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

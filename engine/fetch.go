@@ -31,7 +31,7 @@ func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report fun
 	var missing []models.Request // the target first
 	target, terr := o.locate(choice.Target, "model")
 	if terr != nil {
-		if !download || !absent(terr) {
+		if !download || !absent(terr) || !onHub(choice.Target) {
 			return terr
 		}
 		missing = append(missing, request(choice.Target))
@@ -42,7 +42,7 @@ func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report fun
 		switch {
 		case err == nil:
 			p.drafter = &s
-		case download && absent(err):
+		case download && absent(err) && onHub(choice.Drafter):
 			q := request(choice.Drafter)
 			q.Drafter = r.Mode != "draft"
 			missing = append(missing, q)
@@ -78,6 +78,13 @@ func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report fun
 func absent(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Kind == ErrModelNotFound
+}
+
+// onHub reports that a name is one of the hub (org/name or org/name:file), and not
+// a local name, a path or an address.
+func onHub(name string) bool {
+	repo := request(name).Repo
+	return strings.Count(repo, "/") == 1 && !strings.ContainsAny(repo[:1], `/.~`) && !strings.Contains(repo, `\`)
 }
 
 // request reads org/name or org/name:file.

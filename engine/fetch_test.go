@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -190,6 +191,17 @@ func TestDownloadFails(t *testing.T) {
 	for model, kind := range map[string]engine.ErrorKind{"org/none": engine.ErrModelNotFound, "nowhere": engine.ErrModelNotFound, "org/odd": engine.ErrInvalid, "a/b/c": engine.ErrModelNotFound, "../x": engine.ErrModelNotFound, "a/b--c": engine.ErrInvalid} {
 		if _, err := e.Load(ctx, engine.LoadRequest{Model: model}); kindOf(err) != kind {
 			t.Errorf("%s: %q %v", model, kindOf(err), err)
+		}
+	}
+	// What is no name of the hub is told by the whole name, and the field that held it.
+	for field, r := range map[string]engine.LoadRequest{"model": {Model: "https://hub.example/org/name"}, "drafter": {Model: "me/qwen3-4b-demo", Drafter: "nowhere:x"}} {
+		name := r.Model
+		if field == "drafter" {
+			name = r.Drafter
+		}
+		var e2 *engine.Error
+		if _, err := e.Load(ctx, r); !errors.As(err, &e2) || e2.Kind != engine.ErrModelNotFound || e2.Field != field || !strings.HasPrefix(e2.Message, fmt.Sprintf("%s %q is neither", field, name)) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	// The target is there after this, its drafter is not.

@@ -111,7 +111,7 @@ func (o *Options) locate(id, field string) (source, error) {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return source{}, &Error{Kind: ErrInvalid, Field: field, Message: fmt.Sprintf("cannot read %s: %v", id, err), Cause: err}
 	}
-	message := fmt.Sprintf("%s %q is neither a built-in model (%s), a model on this machine nor an existing folder or GGUF file; check the path", field, id, strings.Join(o.builtinNames(), ", "))
+	message := fmt.Sprintf("%s %q is neither a built-in model (%s), a model on this machine nor an existing folder or GGUF file; check the path, or name a model of the hub as org/name", field, clip(id), strings.Join(o.builtinNames(), ", "))
 	switch m, ok := o.find(id); {
 	case ok && m.Loadable() && m.Path != "" && (field == "drafter" || !m.Drafter):
 		return source{id: id, path: m.Path}, nil
