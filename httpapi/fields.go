@@ -200,7 +200,7 @@ func (f *fields) texts(key string) []string {
 	if v[0] == '"' {
 		l = []string{*f.text(key)}
 	} else if v[0] != '[' || hasNull(v) || json.Unmarshal(v, &l) != nil {
-		f.badType(key, "string or a list of strings")
+		f.badValue(key, "must be a string or a list of strings")
 		return nil
 	}
 	kept := l[:0]

@@ -71,7 +71,7 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/chat/completions", chat(`"min_p":-0.1`), "'min_p'"},
 		{"/v1/chat/completions", chat(`"max_tokens":"lots"`), "'max_tokens' must be an integer"},
 		{"/v1/chat/completions", chat(`"max_completion_tokens":-5`), "'max_completion_tokens' must be at least 0"},
-		{"/v1/chat/completions", chat(`"stop":5`), "'stop' must be"},
+		{"/v1/chat/completions", chat(`"stop":5`), "'stop' must be a string or a list of strings"},
 		{"/v1/chat/completions", chat(`"stop":["a",null]`), "'stop' must be"},
 		{"/v1/chat/completions", chat(`"stream":"yes"`), "'stream' must be a boolean"},
 		{"/v1/chat/completions", chat(`"stream_options":"x"`), "'stream_options' must be an object"},
