@@ -21,11 +21,12 @@ type Rope struct {
 }
 
 // Rope builds the table for dim rotated dimensions. The kind is read from
-// rope_parameters or rope_scaling, key type or rope_type (see ropeFrequencies).
+// rope_scaling, which is also what people add to a config by hand for longer texts, else
+// from rope_parameters; key type or rope_type (see ropeFrequencies).
 func (l *Loader) Rope(cfg checkpoint.Config, dim int, theta float64, interleaved bool) Rope {
-	scaling := cfg.Sub("rope_parameters")
+	scaling := cfg.Sub("rope_scaling")
 	if scaling.Empty() {
-		scaling = cfg.Sub("rope_scaling")
+		scaling = cfg.Sub("rope_parameters")
 	}
 	return l.RopeScaled(cfg, scaling, dim, theta, interleaved)
 }
