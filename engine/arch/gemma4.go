@@ -229,5 +229,5 @@ func (l *Loader) gemma4Rope(text checkpoint.Config, kind string, dim int, theta 
 	if params.Empty() {
 		params, _ = checkpoint.ParseConfig("rope_parameters", fmt.Appendf(nil, `{"rope_type": %q, "partial_rotary_factor": 0.25}`, scaling))
 	}
-	return l.RopeScaled(text, params, dim, params.FloatOr("rope_theta", theta), false)
+	return l.RopeScaled(text, params, dim, params.FloatOr("rope_theta", theta), text.BoolOr("rope_traditional", false))
 }

@@ -15,6 +15,7 @@ import (
 
 	"sparkbar/engine/cache"
 	"sparkbar/engine/checkpoint"
+	"sparkbar/engine/compute"
 	"sparkbar/engine/layout"
 )
 
@@ -377,5 +378,28 @@ func TestGGUF(t *testing.T) {
 		}
 		p.Close()
 		q.Close()
+	}
+}
+
+// TestQwenHybridBias: attention_bias gives the projections of the attending layers a
+// bias, which counts.
+func TestQwenHybridBias(t *testing.T) {
+	dir := "../testdata/models/qwen3_next/hybrid"
+	ids := randomIDs(20, 160)
+	rows := func(value float32) [][]float32 {
+		f := readTensors(t, filepath.Join(dir, "model.safetensors"))
+		for p, n := range map[string]int{"q_proj": 128, "k_proj": 32, "v_proj": 32, "o_proj": 64} {
+			s := stored{DType: "F32", Shape: []int{n}}
+			for range n {
+				s.data = binary.LittleEndian.AppendUint32(s.data, math.Float32bits(value))
+			}
+			f["model.layers.1.self_attn."+p+".bias"] = s
+		}
+		config := strings.Replace(string(readFile(t, filepath.Join(dir, "config.json"))), "{", `{"attention_bias": true,`, 1)
+		return newRig(t, compute.NewReference(), f.write(t, config), cache.Options{Type: layout.F32}).prompt(ids)
+	}
+	sameRows(t, "biases of zero", rows(0), newRig(t, compute.NewReference(), dir, cache.Options{Type: layout.F32}).prompt(ids))
+	if slices.Equal(rows(0)[19], rows(0.5)[19]) {
+		t.Error("biases change nothing")
 	}
 }

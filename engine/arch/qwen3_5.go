@@ -128,6 +128,7 @@ func qwenHybrid(cfg checkpoint.Config, c qwenHybridConfig, l *Loader) *Model {
 	l.Tables(m, c.tied)
 	norm := l.uncentred("model.norm.weight", c.hidden, c.shift)
 	rope := l.Rope(cfg, c.rotary, c.theta, false)
+	bias := cfg.BoolOr("attention_bias", false)
 	var layers []qwenHybridLayer
 	for i := 0; i < c.layers && l.err == nil; i++ {
 		p := fmt.Sprintf("model.layers.%d.", i)
@@ -140,10 +141,10 @@ func qwenHybrid(cfg checkpoint.Config, c qwenHybridConfig, l *Loader) *Model {
 		if w.attends {
 			a := p + "self_attn."
 			w.attn = Attention{
-				Q: l.Linear(a+"q_proj", c.heads*2*c.dim, c.hidden, false),
-				K: l.Linear(a+"k_proj", c.kvHeads*c.dim, c.hidden, false),
-				V: l.Linear(a+"v_proj", c.kvHeads*c.dim, c.hidden, false),
-				O: l.Linear(a+"o_proj", c.hidden, c.heads*c.dim, false),
+				Q: l.Linear(a+"q_proj", c.heads*2*c.dim, c.hidden, bias),
+				K: l.Linear(a+"k_proj", c.kvHeads*c.dim, c.hidden, bias),
+				V: l.Linear(a+"v_proj", c.kvHeads*c.dim, c.hidden, bias),
+				O: l.Linear(a+"o_proj", c.hidden, c.heads*c.dim, bias),
 			}
 			w.qNorm, w.kNorm = l.uncentred(a+"q_norm.weight", c.dim, c.shift), l.uncentred(a+"k_norm.weight", c.dim, c.shift)
 			m.Caches = append(m.Caches, l.attentionCache("full_attention", c.kvHeads, c.dim, 0))
