@@ -74,9 +74,11 @@ var (
 	propertyEscape = regexp.MustCompile(`^\\[pP]\{(\^?)([A-Za-z_]+)\}`)
 )
 
+var errIntersection = errors.New("intersections of character classes are supported at the end of a class, with a negated one: [a&&[^b]]")
+
 // translatePattern rewrites an Oniguruma (Ruby syntax) pattern for the engine in use: possessive
-// quantifiers become atomic groups, nested character classes are flattened, \x{…} becomes the character,
-// and the flag m ("dot matches line breaks") becomes s.
+// quantifiers become atomic groups, nested character classes are flattened, the intersection with a negated
+// class becomes a subtraction, \x{…} becomes the character, and the flag m ("dot matches line breaks") becomes s.
 func translatePattern(p string) (string, error) {
 	var out []byte
 	var groups []int // where the open groups start in out
@@ -90,8 +92,12 @@ func translatePattern(p string) (string, error) {
 			}
 			out = append(out, "{"+low+m[2]+m[3]+"}"...)
 			i += len(m[0])
-			if strings.HasPrefix(p[i:], "?") {
+			switch {
+			case strings.HasPrefix(p[i:], "?"):
 				out = append(out, '?')
+				i++
+			case strings.HasPrefix(p[i:], "+"), strings.HasPrefix(p[i:], "*"): // here this is no possessive quantifier but a second one
+				out = append(append(append(out[:atom:atom], "(?:"...), out[atom:]...), ')', p[i])
 				i++
 			}
 			continue
@@ -210,8 +216,17 @@ func translateClass(s string) (out string, n int, err error) {
 			return "", 0, errors.New("POSIX character classes are not supported")
 		case strings.HasPrefix(s[i:], "[^"):
 			return "", 0, errors.New("negated classes inside a class are not supported")
+		case strings.HasPrefix(s[i:], "&&[^") && depth == 1 && s[1] != '^':
+			without, size, err := translateClass(s[i+2:])
+			if err != nil {
+				return "", 0, err
+			}
+			if i += 2 + size; !strings.HasPrefix(s[i:], "]") {
+				return "", 0, errIntersection
+			}
+			return b.String() + "-[" + without[len("[^"):] + "]", i + 1, nil
 		case strings.HasPrefix(s[i:], "&&"):
-			return "", 0, errors.New("intersections of character classes are not supported")
+			return "", 0, errIntersection
 		case s[i] == '[':
 			depth++
 			i++

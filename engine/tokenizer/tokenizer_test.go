@@ -404,7 +404,7 @@ func TestUntrusted(t *testing.T) {
 		{"regex blow-up", pre, regexSplit(`(a+)+$`), "timeout"},
 		{"bad regex", pre, regexSplit(`(`), "pattern"},
 		{"unbalanced regex", pre, regexSplit(`a)b`), "unbalanced"},
-		{"class intersection", pre, regexSplit(`[\p{L}&&[^a]]`), "not supported"},
+		{"class intersection", pre, regexSplit(`[\p{L}&&a]`), "intersections"},
 		{"POSIX class", pre, regexSplit(`[[:alpha:]]`), "not supported"},
 		{"long regex", pre, regexSplit(strings.Repeat("a", 1<<15)), "longer than"},
 		{"unknown behavior", pre, `"pre_tokenizer": {"type": "Split", "behavior": "Melted", "pattern": {"String": " "}}`, `behavior "Melted"`},
@@ -474,13 +474,15 @@ func TestTranslatePattern(t *testing.T) {
 		`(?m:.)`:                   `(?s:.)`,
 		`\++`:                      `\++`,
 		`a{2,3}?`:                  `a{2,3}?`,
+		`a(?:b){1,3}+c{2}*`:        `a(?:(?:b){1,3})+(?:c{2})*`,
+		`x[\p{L}&&[^\p{Han}a]]+`:   `x[\p{L}-[\p{Han}a]]+`,
 		`[\p{L}\x{3040}-\x{309F}]`: "[\\p{L}\\u3040-ゟ]",
 	} {
 		if got, err := translatePattern(in); err != nil || got != want {
 			t.Errorf("translatePattern(%q) = %q, %v; want %q", in, got, err, want)
 		}
 	}
-	for _, bad := range []string{`a)`, `[a`, `\`, `[[:alpha:]]`, `[a&&b]`, `[a[^b]]`, `\x{FFFFFF}`, `\h`} {
+	for _, bad := range []string{`a)`, `[a`, `\`, `[[:alpha:]]`, `[a&&b]`, `[^a&&[^b]]`, `[a&&[^b]c]`, `[a&&[^b`, `[a[^b]]`, `\x{FFFFFF}`, `\h`} {
 		if got, err := translatePattern(bad); err == nil {
 			t.Errorf("translatePattern(%q) = %q", bad, got)
 		}

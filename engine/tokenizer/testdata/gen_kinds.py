@@ -58,6 +58,7 @@ TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TAILS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LEAD = r"[^\r\n\p{L}\p{N}]?"
 DEEPSEEK = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+HAN = lambda c: c[:-1] + r"&&[^\p{Han}]]"
 PATTERNS = {
     "qwen2": [C + "|" + LEAD + r"\p{L}+|\p{N}" + TAIL],
     "llama3": [C + "|" + LEAD + r"\p{L}+|\p{N}{1,3}" + TAIL],
@@ -69,6 +70,8 @@ PATTERNS = {
     "bailing": [r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"],
     "bloom": [" ?[^(\\s|[.,!?…。，、।۔،])]+"],
     "exaone-moe": [C + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"],
+    "kimi-k2": [r"[\p{Han}]+|" + LEAD + HAN(UP) + "*" + HAN(LOW) + "+" + C + "?|" + LEAD + HAN(UP) + "+" + HAN(LOW) + "*" + C + r"?|\p{N}{1,3}" + TAIL],
+    "cl100k": [r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"],
     "superbpe": [r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
 }
 KINDS = {f"split-{k}": (lambda v=v: bpe(split_bytes(*v), dec=decoders.ByteLevel())) for k, v in PATTERNS.items()}
