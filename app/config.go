@@ -3,11 +3,13 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -56,6 +58,9 @@ func bindTo(cmd *cobra.Command, file *settings) (*config, error) {
 			return nil, err
 		}
 	}
+	if err := checkEnvironment(cmd.Flags()); err != nil {
+		return nil, &usageError{err}
+	}
 	if err := v.MergeConfigMap(file.flags()); err != nil {
 		return nil, err
 	}
@@ -66,6 +71,46 @@ func bindTo(cmd *cobra.Command, file *settings) (*config, error) {
 func envNames(flag string) []string {
 	name := strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 	return []string{"SPARKBAR_" + name, "MLX_DSPARK_" + name}
+}
+
+// checkEnvironment refuses variables that their flags could not hold: viper reads them
+// as zero or false.
+func checkEnvironment(flags *pflag.FlagSet) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if err != nil || f.Changed || f.Name == "help" || f.Name == "version" {
+			return
+		}
+		for _, name := range envNames(f.Name) {
+			text := os.Getenv(name)
+			if text == "" {
+				continue
+			}
+			var fault error
+			var want string
+			switch f.Value.Type() {
+			case "bool":
+				_, fault = strconv.ParseBool(text)
+				want = "true or false"
+			case "int":
+				_, fault = strconv.ParseInt(text, 0, 0)
+				want = "a whole number"
+			case "uint64":
+				_, fault = strconv.ParseUint(text, 0, 64)
+				want = "a whole number, at least 0"
+			case "float64":
+				_, fault = strconv.ParseFloat(text, 64)
+				want = "a number"
+			case "duration":
+				_, fault = time.ParseDuration(text)
+				want = "a duration, such as 30m"
+			}
+			if fault != nil {
+				err = fmt.Errorf("%s must be %s, got '%s'", name, want, text)
+			}
+			return
+		}
+	})
+	return err
 }
 
 // list is a flag with several values; in the environment commas separate them.

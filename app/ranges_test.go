@@ -40,3 +40,29 @@ func TestRanges(t *testing.T) {
 		}
 	}
 }
+
+// TestEnvironmentValues: a variable that its flag could not hold ends the program and is
+// named; an empty one is none, and a flag on the command line goes before.
+func TestEnvironmentValues(t *testing.T) {
+	for set, want := range map[string]string{
+		"SPARKBAR_PORT=abc":                "SPARKBAR_PORT must be a whole number, got 'abc'",
+		"MLX_DSPARK_MAX_BATCH=4.5":         "MLX_DSPARK_MAX_BATCH must be a whole number, got '4.5'",
+		"SPARKBAR_NO_MODEL=maybe":          "SPARKBAR_NO_MODEL must be true or false, got 'maybe'",
+		"SPARKBAR_DEFAULT_TEMPERATURE=hot": "SPARKBAR_DEFAULT_TEMPERATURE must be a number, got 'hot'",
+		"SPARKBAR_IDLE_UNLOAD=30":          "SPARKBAR_IDLE_UNLOAD must be a duration, such as 30m, got '30'",
+		"SPARKBAR_PORT=99999":              "--port must be 0 to 65535, got 99999",
+	} {
+		name, value, _ := strings.Cut(set, "=")
+		t.Run(set, func(t *testing.T) {
+			t.Setenv(name, value)
+			if _, err := command1(t, "", "serve"); err == nil || exitCode(err) != 2 || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, exit code %d, want %q and 2", err, exitCode(err), want)
+			}
+		})
+	}
+	t.Setenv("SPARKBAR_PORT", "")
+	t.Setenv("MLX_DSPARK_PORT", "0")
+	t.Setenv("SPARKBAR_NO_MODEL", "1")
+	t.Setenv("SPARKBAR_MAX_BATCH", "many")
+	startAnyServe(t, "--max-batch", "2")
+}
