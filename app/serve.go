@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -296,6 +297,9 @@ func keys(v *config, keychain func() (string, error)) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--api-key-file: %w", err)
 		}
+		if len(bytes.TrimSpace(text)) == 0 { // to go on without a key is not what was asked for
+			return nil, fmt.Errorf("--api-key-file: %s holds no key; write one on each line", path)
+		}
 		list = append(list, strings.Split(string(text), "\n")...)
 	}
 	var out []string
@@ -332,6 +336,9 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 		return err
 	}
 	tellUnused(v, log)
+	for _, f := range findings(v, nil) {
+		log.Warn(f.Message, "fix", f.Fix)
+	}
 	profile, err := profileOf(v)
 	if err != nil {
 		return err

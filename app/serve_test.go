@@ -476,3 +476,26 @@ func TestShutdown(t *testing.T) {
 		t.Errorf("the log tells secrets: %s", logs)
 	}
 }
+
+// TestStartWarnings: what is wrong with how a server was started stands in its log, and
+// a file without a key does not make one that needs none.
+func TestStartWarnings(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "config.yaml")
+	t.Setenv("SPARKBAR_CONFIG", file)
+	if err := os.WriteFile(file, []byte("server: {api_keys: secret}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := startServe(t, "--no-model", "--host", "0.0.0.0")
+	for _, want := range []string{"server.api_keys", "config get", "without a key", "--api-key"} {
+		if !strings.Contains(s.logs.String(), want) {
+			t.Errorf("the log does not say %q: %s", want, s.logs)
+		}
+	}
+	if err := os.WriteFile(file, []byte(" \n\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := command1(t, "", "serve", "--no-model", "--port", "0", "--api-key-file", file); err == nil || !strings.Contains(err.Error(), "holds no key") {
+		t.Errorf("a file without a key: %v", err)
+	}
+}
