@@ -154,7 +154,7 @@ type Scratch struct {
 // since the small pages of a program that seldom runs are slow to find again.
 const (
 	scratchChunk = 2 << 20
-	paramsChunk  = 1 << 20
+	paramsChunk  = 64 << 10
 )
 
 // NewScratch returns an empty scratch on b.

@@ -53,7 +53,8 @@ type backend struct {
 	mu    sync.Mutex // a model may be loaded while another runs
 	pool  *C.sb_pool // nil: closed
 	lower lowerer
-	slabs []*slab
+
+	weights, buffers slabs
 }
 
 // New returns a backend that owns a pool of threads until Close. It fails when
@@ -76,7 +77,7 @@ func New(o Options) (compute.Backend, error) {
 		return nil, fmt.Errorf("cpu: cannot start %d threads", threads)
 	}
 	b := &backend{level: level, pool: pool, exact: o.Exact}
-	b.lower.threads, b.lower.exact = threads, o.Exact
+	b.lower.threads, b.lower.exact, b.lower.alloc = threads, o.Exact, b.Alloc
 	return b, nil
 }
 
@@ -85,33 +86,31 @@ func (*backend) Name() string { return "cpu" }
 // StridedPages says that the pages of a cache may have gaps between them.
 func (*backend) StridedPages() bool { return true }
 
-// Alloc maps anonymous memory: zeroed, and committed page by page when touched.
-// Large blocks begin on a large page and ask for those: a step of several sequences
-// reads a little of each of many caches, and would wait longer for the address of
-// each small page than for what is on it.
-func (*backend) Alloc(label string, bytes int) (*compute.Buffer, error) {
+// Alloc maps anonymous memory: zeroed, and committed when touched. Large blocks begin
+// on a large page and ask for those, small ones lie together in some (see slab).
+func (b *backend) Alloc(label string, bytes int) (*compute.Buffer, error) {
 	if bytes < 0 {
 		return nil, fmt.Errorf("%s: cannot allocate %d bytes", label, bytes)
 	}
 	if bytes == 0 {
 		return compute.NewBuffer(label, nil, nil, nil), nil
 	}
-	size, room := bytes, 0
-	if up := (bytes + largePage - 1) &^ (largePage - 1); bytes >= largePage || 4*(up-bytes) <= bytes {
-		if 4*(up-bytes) <= bytes { // the last one whole, too, where little of it is lost
-			size = up
+	fail := func(err error) error { return fmt.Errorf("%s: cannot allocate %d bytes: %w", label, bytes, err) }
+	size, up := bytes, (bytes+largePage-1)&^(largePage-1)
+	most := 4*(up-bytes) <= bytes
+	if bytes < largePage && !most {
+		block, s, err := b.buffers.get(bytes)
+		if err != nil {
+			return nil, fail(err)
 		}
-		room = largePage
+		return compute.NewBuffer(label, block, nil, func() { b.buffers.release(s) }), nil
 	}
-	mem, err := mapMemory(size + room)
+	if most { // the last page whole, too, where little of it is lost
+		size = up
+	}
+	mem, block, err := mapLarge(size)
 	if err != nil {
-		return nil, fmt.Errorf("%s: cannot allocate %d bytes: %w", label, bytes, err)
-	}
-	block := mem
-	if room > 0 {
-		skip := int(-uintptr(unsafe.Pointer(&mem[0])) & (largePage - 1))
-		block = mem[skip : skip+size]
-		adviseHuge(block)
+		return nil, fail(err)
 	}
 	return compute.NewBuffer(label, block[:bytes:bytes], nil, func() { syscall.Munmap(mem) }), nil
 }
@@ -120,45 +119,65 @@ func mapMemory(bytes int) ([]byte, error) {
 	return syscall.Mmap(-1, 0, bytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|lazyFlag)
 }
 
-// slab is memory for packed weights: many matrices lie in one, so that the system
-// can back it with large pages. Reading a model from end to end at each token,
-// misses of the address translation would cost more than the reading.
+// mapLarge maps memory, mem, and returns the part of it of so many bytes that begins
+// on a large page.
+func mapLarge(bytes int) (mem, part []byte, err error) {
+	if mem, err = mapMemory(bytes + largePage); err != nil {
+		return nil, nil, err
+	}
+	skip := int(-uintptr(unsafe.Pointer(&mem[0])) & (largePage - 1))
+	part = mem[skip : skip+bytes]
+	adviseHuge(part)
+	return mem, part, nil
+}
+
+// slab is memory for packed weights, or for small buffers: many lie in one, so that
+// the system can back it with large pages. Reading a model from end to end at each
+// token, misses of the address translation would cost more than the reading; and of
+// what is read now and then only, as the norms of a drafter, a virtual machine takes
+// longer to find each small page again than to read it.
 type slab struct {
 	mem  []byte // as mapped
 	free []byte // what is left of it
-	live int    // weights in it
+	live int    // parts in use
 }
 
 const slabBytes, largePage = 32 << 20, 2 << 20
 
-// slab returns n bytes for a packed weight.
-func (b *backend) slab(n int) ([]byte, *slab, error) {
-	n = (n + 63) &^ 63
-	if k := len(b.slabs); k == 0 || len(b.slabs[k-1].free) < n {
+// slabs hands out parts of slabs. A slab ends with its last part.
+type slabs struct {
+	mu   sync.Mutex
+	list []*slab // the last one has room
+}
+
+// get returns n zeroed bytes, for release.
+func (l *slabs) get(n int) ([]byte, *slab, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	whole := (n + 63) &^ 63
+	if k := len(l.list); k == 0 || len(l.list[k-1].free) < whole {
 		if k > 0 {
-			giveBack(b.slabs[k-1].free) // the rest of its last large page
+			giveBack(l.list[k-1].free) // the rest of its last large page
 		}
-		size := (max(n, slabBytes) + largePage - 1) &^ (largePage - 1)
-		mem, err := mapMemory(size + largePage)
+		mem, free, err := mapLarge((max(whole, slabBytes) + largePage - 1) &^ (largePage - 1))
 		if err != nil {
 			return nil, nil, err
 		}
-		skip := int(-uintptr(unsafe.Pointer(&mem[0])) & (largePage - 1))
-		free := mem[skip : skip+size]
-		adviseHuge(free)
-		b.slabs = append(b.slabs, &slab{mem: mem, free: free})
+		l.list = append(l.list, &slab{mem: mem, free: free})
 	}
-	s := b.slabs[len(b.slabs)-1]
+	s := l.list[len(l.list)-1]
 	part := s.free[:n:n]
-	s.free = s.free[n:]
+	s.free = s.free[whole:]
 	s.live++
 	return part, s, nil
 }
 
-// release says that one weight less is in s.
-func (b *backend) release(s *slab) {
+// release says that one part less is in use.
+func (l *slabs) release(s *slab) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if s.live--; s.live == 0 {
-		b.slabs = slices.DeleteFunc(b.slabs, func(t *slab) bool { return t == s })
+		l.list = slices.DeleteFunc(l.list, func(t *slab) bool { return t == s })
 		syscall.Munmap(s.mem)
 	}
 }
@@ -173,7 +192,8 @@ type loaded struct {
 // Load wraps the bytes of m where they lie. Bytes of the Go heap are pinned until
 // Unload; mapped bytes need nothing. Unless the backend is exact, quantized weights
 // are also packed (packed.h), which takes as much memory again: the mapped bytes
-// are then read only by Embed and may be dropped from memory (Weight.Repacked).
+// are then read by Embed only, and not of affine weights, and may be dropped from
+// memory (Weight.Repacked).
 // MXFP8, whose codes are no small integers, is not packed.
 func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 	rowBytes, scaleBytes, err := sizes(m)
@@ -200,7 +220,7 @@ func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {
 		var packed []byte
 		if b.pool == nil {
 			err = errClosed
-		} else if packed, h.slab, err = b.slab(n); err != nil {
+		} else if packed, h.slab, err = b.weights.get(n); err != nil {
 			err = fmt.Errorf("cannot allocate %d bytes for the packed weight: %w", n, err)
 		} else {
 			h.c.packed = C.uintptr_t(uintptr(unsafe.Pointer(&packed[0])))
@@ -249,7 +269,7 @@ func (b *backend) unload(w *compute.Weight) {
 	w.Handle = nil
 	h.pin.Unpin()
 	if h.slab != nil {
-		b.release(h.slab)
+		b.weights.release(h.slab)
 	}
 	C.free(unsafe.Pointer(h.c))
 }

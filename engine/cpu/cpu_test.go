@@ -108,6 +108,46 @@ func TestLoadRefusesWhatItCannotRead(t *testing.T) {
 	}
 }
 
+// TestSmallBuffers: blocks that share a mapping are zeroed, apart from each other and
+// aligned, and the mapping ends with the last of them.
+func TestSmallBuffers(t *testing.T) {
+	be := open(t, Options{Threads: 1}).(*backend)
+	r := rand.New(rand.NewPCG(1, 2))
+	var all []*compute.Buffer
+	for i := range 1200 {
+		buf, err := be.Alloc("block", 1+r.IntN(200_000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uintptr(unsafe.Pointer(&buf.Bytes[0]))%64 != 0 {
+			t.Fatal("a block is not aligned")
+		}
+		if slices.Max(buf.Bytes) != 0 {
+			t.Fatal("a block is not zeroed")
+		}
+		for j := range buf.Bytes {
+			buf.Bytes[j] = byte(1 + i%255)
+		}
+		if all = append(all, buf); i%3 == 2 { // one in three ends early
+			all[len(all)-2].Close()
+			all = slices.Delete(all, len(all)-2, len(all)-1)
+		}
+	}
+	if n := len(be.buffers.list); n < 2 {
+		t.Fatalf("%d mappings: too few to tell", n)
+	}
+	for _, buf := range all {
+		if slices.Min(buf.Bytes) != slices.Max(buf.Bytes) {
+			t.Fatal("blocks lie on each other")
+		}
+		buf.Close()
+		buf.Close()
+	}
+	if n := len(be.buffers.list); n != 0 {
+		t.Errorf("%d mappings stay", n)
+	}
+}
+
 func TestWeightOfAnotherBackend(t *testing.T) {
 	needKernels(t)
 	b, ref := open(t, Options{Threads: 1}), compute.NewReference()
@@ -494,6 +534,53 @@ func quantized(rows, cols int) []layout.Matrix {
 		all = append(all, m)
 	}
 	return all
+}
+
+// TestEmbedPacked: a row of a packed weight is the row that was stored, bit for bit;
+// of an affine one also when what was stored is gone.
+func TestEmbedPacked(t *testing.T) {
+	const rows, cols = 37, 512
+	eachLevel(t, func(t *testing.T, level string) {
+		packed, stored := open(t, Options{Threads: 2, Level: level}), open(t, Options{Threads: 2, Level: level, Exact: true})
+		ids := []int32{36, 0, 15, 16, 7, 8, 31, 36, -1, 37}
+		for _, m := range quantized(rows, cols) {
+			embed := func(b compute.Backend, wipe bool) (all []float32) {
+				m := m
+				m.Weight, m.Scales, m.Biases = slices.Clone(m.Weight), slices.Clone(m.Scales), slices.Clone(m.Biases)
+				w, err := b.Load(m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer b.Unload(w)
+				if wipe && w.Repacked {
+					clear(m.Weight)
+					clear(m.Scales)
+					clear(m.Biases)
+				}
+				s, params := compute.NewScratch(b), compute.NewParams(b)
+				defer s.Close()
+				defer params.Close()
+				at, _ := params.Ints(1, ids)
+				x, _ := s.F32(len(ids), cols)
+				var p compute.Program
+				p.Add(compute.Embed{IDs: at, W: w, Scale: 3, Out: x})
+				if err := compute.Run(b, &p, nil); err != nil {
+					t.Fatal(err)
+				}
+				for i := range x.Rows {
+					all = append(all, x.F32(i)...)
+				}
+				return all
+			}
+			want := embed(stored, false)
+			if got := embed(packed, m.Scheme == layout.Affine); !slices.Equal(got, want) {
+				t.Errorf("%s: rows differ", m.Name)
+			}
+			if want[0] == 0 && want[1] == 0 {
+				t.Errorf("%s: a row of zeros tells nothing", m.Name)
+			}
+		}
+	})
 }
 
 // TestInt8 computes from its definition what a Linear over packed weights gives:

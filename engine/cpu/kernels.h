@@ -18,14 +18,15 @@
 #include "linear.h"
 
 #if defined(SB_BASE)
-// A level that differs from another one in its products of int8 only.
+// A level that differs from another one in its products of int8 only, and in what is
+// packed for them.
 const sb_level LEVEL = {
 	.name = LEVEL_NAME,
 	.base = &SB_BASE,
 #if defined(SB_AMX)
-	.run = {[SB_PACK] = run_pack, [SB_LINEAR] = run_amx},
+	.run = {[SB_PACK] = run_pack, [SB_EMBED] = run_embed, [SB_LINEAR] = run_amx},
 #else
-	.run = {[SB_PACK] = run_pack, [SB_LINEAR] = run_linear},
+	.run = {[SB_PACK] = run_pack, [SB_EMBED] = run_embed, [SB_LINEAR] = run_linear},
 #endif
 	.pack = pack_size,
 	.lanes = W,

@@ -252,7 +252,12 @@ static void run_embed(const void *args, int64_t chunk, uint8_t *scratch) {
 		memset(out, 0, w->cols * 4);
 		return;
 	}
-	dequant_row(w, id, buf);
+#if defined(SB_INT8)
+	if (w->packed && w->scheme == SB_AFFINE)
+		packed_row(w, id, buf);
+	else
+#endif
+		dequant_row(w, id, buf);
 	for (int64_t i = 0; i < w->cols; i += W)
 		v_store(out + i, v_load(buf + i, w->cols - i) * a->scale, w->cols - i);
 }

@@ -10,7 +10,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"syscall"
 	"unsafe"
 
 	"sparkbar/engine/compute"
@@ -22,6 +21,7 @@ import (
 type lowerer struct {
 	threads int
 	exact   bool
+	alloc   func(label string, bytes int) (*compute.Buffer, error)
 
 	n       int       // ops
 	list    memory    // sb_op
@@ -44,28 +44,36 @@ type lowerer struct {
 // memory is a block that only grows. A block that it has outgrown stays until
 // close, because ops of the same program may use it.
 type memory struct {
-	b   []byte
-	old [][]byte
+	b   *compute.Buffer
+	old []*compute.Buffer
 }
 
-func (m *memory) get(n int) (C.uintptr_t, error) {
-	if n > len(m.b) || m.b == nil {
-		b, err := mapMemory(max(2*len(m.b), (n+0xffff)&^0xffff, 1<<16))
+// grow makes room for n bytes in m and returns where they are.
+func (l *lowerer) grow(m *memory, n int) (C.uintptr_t, error) {
+	if m.b == nil || n > len(m.b.Bytes) {
+		size := max(n, 1<<16)
+		if m.b != nil {
+			size = max(size, 2*len(m.b.Bytes))
+		}
+		b, err := l.alloc("work memory", (size+0xffff)&^0xffff)
 		if err != nil {
-			return 0, fmt.Errorf("cpu: cannot allocate %d bytes of work memory: %w", n, err)
+			return 0, fmt.Errorf("cpu: %w", err)
 		}
 		if m.b != nil {
 			m.old = append(m.old, m.b)
 		}
 		m.b = b
 	}
-	return C.uintptr_t(uintptr(unsafe.Pointer(&m.b[0]))), nil
+	return m.at(), nil
 }
+
+// at is where its bytes are.
+func (m *memory) at() C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(&m.b.Bytes[0]))) }
 
 // trim frees outgrown blocks; between programs only.
 func (m *memory) trim() {
 	for _, b := range m.old {
-		syscall.Munmap(b)
+		b.Close()
 	}
 	m.old = m.old[:0]
 }
@@ -73,32 +81,34 @@ func (m *memory) trim() {
 func (m *memory) free() {
 	m.trim()
 	if m.b != nil {
-		syscall.Munmap(m.b)
+		m.b.Close()
 		m.b = nil
 	}
 }
 
-// arena hands out argument structs in blocks that never move.
+// arena holds argument structs in blocks that never move.
 type arena struct {
-	blocks   [][]byte
+	blocks   []*compute.Buffer
 	at, used int
 }
 
 const arenaBlock = 1 << 18
 
-func (a *arena) get(n int) (unsafe.Pointer, error) {
+// argument makes room for an argument struct.
+func (l *lowerer) argument(n int) (unsafe.Pointer, error) {
+	a := &l.args
 	n = (n + 15) &^ 15
 	if a.at < len(a.blocks) && a.used+n > arenaBlock {
 		a.at, a.used = a.at+1, 0
 	}
 	if a.at == len(a.blocks) {
-		b, err := mapMemory(arenaBlock)
+		b, err := l.alloc("program", arenaBlock)
 		if err != nil {
-			return nil, fmt.Errorf("cpu: cannot allocate memory for a program: %w", err)
+			return nil, fmt.Errorf("cpu: %w", err)
 		}
 		a.blocks = append(a.blocks, b)
 	}
-	p := unsafe.Pointer(&a.blocks[a.at][a.used])
+	p := unsafe.Pointer(&a.blocks[a.at].Bytes[a.used])
 	a.used += n
 	return p, nil
 }
@@ -115,7 +125,7 @@ func (l *lowerer) close() {
 		l.tables[i].mem.free()
 	}
 	for _, b := range l.args.blocks {
-		syscall.Munmap(b)
+		b.Close()
 	}
 	l.args = arena{}
 }
@@ -125,7 +135,7 @@ func (l *lowerer) ops() *C.sb_op {
 	if l.n == 0 {
 		return nil
 	}
-	return (*C.sb_op)(unsafe.Pointer(&l.list.b[0]))
+	return (*C.sb_op)(unsafe.Pointer(&l.list.b.Bytes[0]))
 }
 
 // add appends an op; chunks 0 drops it.
@@ -136,20 +146,20 @@ func add[T any](l *lowerer, kind C.int32_t, chunks int, args T) error {
 	if chunks > 1<<30 {
 		return fmt.Errorf("cpu: an op of %d chunks is too large", chunks)
 	}
-	p, err := l.args.get(int(unsafe.Sizeof(args)))
+	p, err := l.argument(int(unsafe.Sizeof(args)))
 	if err != nil {
 		return err
 	}
 	*(*T)(p) = args
 	const size = int(C.sizeof_sb_op)
-	if (l.n+1)*size > len(l.list.b) {
-		old := l.list.b
-		if _, err := l.list.get((l.n + 1) * size); err != nil {
-			return err
-		}
-		copy(l.list.b, old)
+	old := l.list.b
+	if _, err := l.grow(&l.list, (l.n+1)*size); err != nil {
+		return err
 	}
-	op := (*C.sb_op)(unsafe.Pointer(&l.list.b[l.n*size]))
+	if old != nil && old != l.list.b {
+		copy(l.list.b.Bytes, old.Bytes)
+	}
+	op := (*C.sb_op)(unsafe.Pointer(&l.list.b.Bytes[l.n*size]))
 	*op = C.sb_op{kind: kind, chunks: C.int32_t(chunks), args: C.uintptr_t(uintptr(p))}
 	l.n++
 	return nil
@@ -364,7 +374,7 @@ func (l *lowerer) quantized(x compute.View, ws ...*compute.Weight) (C.uintptr_t,
 	v := view(x)
 	if v != l.quantOf {
 		l.quantAt = C.int64_t(x.Cols * 2) // a record of int8.h for each 32
-		q, err := l.quant.get((x.Rows + quantRows - 1) / quantRows * quantRows * int(l.quantAt))
+		q, err := l.grow(&l.quant, (x.Rows+quantRows-1)/quantRows*quantRows*int(l.quantAt))
 		if err != nil {
 			return 0, 0, err
 		}
@@ -374,8 +384,7 @@ func (l *lowerer) quantized(x compute.View, ws ...*compute.Weight) (C.uintptr_t,
 		}
 		l.quantOf = v
 	}
-	q, err := l.quant.get(0)
-	return q, l.quantAt, err
+	return l.quant.at(), l.quantAt, nil
 }
 
 // outputs cuts `out` outputs of `cols` columns into chunks of whole blocks of 16,
@@ -405,7 +414,7 @@ func (l *lowerer) join(o compute.Linear, at int) {
 		free = free && !overlap(out, b.out) && !overlap(out, b.in[0]) && !overlap(out, b.in[1]) && !overlap(in[0], b.out) && !overlap(in[1], b.out)
 	}
 	if free && len(l.together) > 0 {
-		(*C.sb_op)(unsafe.Pointer(&l.list.b[at*int(C.sizeof_sb_op)])).joined = 1
+		(*C.sb_op)(unsafe.Pointer(&l.list.b.Bytes[at*int(C.sizeof_sb_op)])).joined = 1
 	} else {
 		l.together = l.together[:0]
 	}
@@ -470,7 +479,7 @@ func (l *lowerer) adapter(a *compute.Adapter, x compute.View, which int) (C.sb_a
 	if err != nil {
 		return C.sb_adapter{}, err
 	}
-	t, err := l.rank[which].get(x.Rows * a.A.Rows * 4)
+	t, err := l.grow(&l.rank[which], x.Rows*a.A.Rows*4)
 	if err != nil {
 		return C.sb_adapter{}, err
 	}
@@ -512,7 +521,7 @@ func (l *lowerer) moeLinear(o compute.MoELinear) error {
 	}
 	l.wrote(o.Out)
 	used := min(pairs, o.W.Batch)
-	list, err := l.experts.get(4 * (2*used + 2 + pairs + o.W.Batch + 1))
+	list, err := l.grow(&l.experts, 4*(2*used+2+pairs+o.W.Batch+1))
 	if err != nil {
 		return err
 	}
@@ -554,7 +563,7 @@ func (l *lowerer) rope(o compute.RoPE) error {
 		l.nTables++
 		t := &l.tables[at]
 		t.pos, t.freq = pos, freq
-		mem, err := t.mem.get(o.X.Rows * o.Freq.Cols * 8)
+		mem, err := l.grow(&t.mem, o.X.Rows*o.Freq.Cols*8)
 		if err != nil {
 			return err
 		}
@@ -562,16 +571,12 @@ func (l *lowerer) rope(o compute.RoPE) error {
 			return err
 		}
 	}
-	mem, err := l.tables[at].mem.get(0)
-	if err != nil {
-		return err
-	}
 	interleaved := C.int32_t(0)
 	if o.Interleaved {
 		interleaved = 1
 	}
 	each, n := rowsOf(o.X)
-	return add(l, C.SB_ROPE, n, C.sb_rope{x: view(o.X), pos: pos, table: mem, half: C.int64_t(o.Freq.Cols), head_dim: C.int64_t(o.HeadDim),
+	return add(l, C.SB_ROPE, n, C.sb_rope{x: view(o.X), pos: pos, table: l.tables[at].mem.at(), half: C.int64_t(o.Freq.Cols), head_dim: C.int64_t(o.HeadDim),
 		interleaved: interleaved, mul: C.float(o.Mul), qbeta: C.float(o.QBeta), qorig: C.int64_t(o.QOrig), rows: C.int64_t(each)})
 }
 
@@ -630,7 +635,7 @@ func (l *lowerer) attention(o compute.Attention) error {
 	size := padded(o.KV.VDim + 2)
 	uneven := work < 2*l.threads || work < 4*l.threads && (o.Rows.N%rows != 0 || work%l.threads != 0)
 	if bytes := 4 * o.Rows.N * o.Heads * blocks * size; l.threads > 1 && work > 0 && uneven && blocks >= 8 && bytes <= most {
-		part, err := l.parts.get(bytes)
+		part, err := l.grow(&l.parts, bytes)
 		if err != nil {
 			return err
 		}
@@ -708,7 +713,7 @@ func (l *lowerer) ssm(o compute.SSMScan, keep compute.View) error {
 
 func (l *lowerer) reduce(kind C.int32_t, x, out compute.View) error {
 	per := max(1, (x.Cols+C.SB_PART-1)/C.SB_PART)
-	part, err := l.parts.get(x.Rows * per * C.SB_PART_BYTES)
+	part, err := l.grow(&l.parts, x.Rows*per*C.SB_PART_BYTES)
 	if err != nil {
 		return err
 	}
@@ -725,7 +730,7 @@ func (l *lowerer) topK(o compute.TopK) error {
 	per := (o.X.Cols + width - 1) / width
 	c := C.sb_reduce{x: view(o.X), out: view(o.IDs), vals: view(o.Vals), per: C.int64_t(per), k: C.int64_t(k), width: C.int64_t(width)}
 	if per > 1 {
-		part, err := l.parts.get(o.X.Rows * per * 8 * k)
+		part, err := l.grow(&l.parts, o.X.Rows*per*8*k)
 		if err != nil {
 			return err
 		}

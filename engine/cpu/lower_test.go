@@ -42,7 +42,7 @@ func TestExpertsAreReadOnce(t *testing.T) {
 		if err := compute.Run(b, &p, nil); err != nil {
 			t.Fatal(err)
 		}
-		list := unsafe.Slice((*int32)(unsafe.Pointer(&b.(*backend).lower.experts.b[0])), 1+2*experts+1)
+		list := unsafe.Slice((*int32)(unsafe.Pointer(&b.(*backend).lower.experts.b.Bytes[0])), 1+2*experts+1)
 		used, starts := list[1:1+experts], list[1+experts:]
 		if int(list[0]) != len(chosen) {
 			t.Errorf("exact %v: %d experts are read, %d were chosen", exact, list[0], len(chosen))

@@ -395,6 +395,29 @@ INL vb code_vector(int code, const uint8_t *p, int j, vb table) {
 	return (vb)v;
 }
 
+// The numbers of row r of an affine weight, the same bits as from its stored form:
+// what was packed need not be in memory any more.
+static void packed_row(const sb_weight *w, int64_t r, float *dst) {
+	const int64_t es = elem_size(w->dtype), lane = r % W;
+	const int flip = w->code == 8 && FLIP == 0 ? 128 : 0;
+	const uint8_t *p = (const uint8_t *)w->packed + r / W * w->packed_block;
+	for (int64_t g = 0; g < w->cols; g += w->pgroup) {
+		uint8_t codes[128];
+		float scale, bias;
+		widen(&scale, p + lane * es, 1, w->dtype);
+		widen(&bias, p + (W + lane) * es, 1, w->dtype);
+		p += 2 * W * es;
+		for (int64_t t = 0; t < w->pgroup; t += 32, p += code_bits(w->code) * 4 * W)
+			for (int j = 0; j < 8; j++) {
+				const vb v = code_vector(w->code, p, j, (vb){0});
+				memcpy(codes + t + 4 * j, (const uint8_t *)&v + 4 * lane, 4);
+			}
+		for (int64_t i = 0; i < w->pgroup; i++)
+			codes[i] ^= flip;
+		codes_f32(dst + g, codes, w->pgroup, scale, bias);
+	}
+}
+
 // Scales of tile t, from p on; s and b are kept from one tile of a group to the
 // next, d from one tile of 256 columns to the next. Returns where the codes begin.
 INL const uint8_t *scales_at(const sb_weight *w, int halves, int64_t t, const uint8_t *p, vf *d, vf *s, vf *b) {
