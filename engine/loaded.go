@@ -329,7 +329,7 @@ func (e *Engine) build(ctx context.Context, p *plan, backend func() (compute.Bac
 			bits = 0 // the demo's is small already
 		}
 		d, err = draft.Open(dc, draft.Host{Model: l.model, Backend: watched, Positions: cacheTokens + 64, Sequences: max(e.opts.Slots, 0) + 2*e.opts.MaxBatch + 2, // a block may reach into one more page
-			Window: models.Window(r.DrafterWindow), Bits: value(r.DrafterBits, bits), Tokens: l.tok.VocabSize(), Frequent: draft.Frequent(l.model.Vocab)})
+			Window: models.Window(r.DrafterWindow), Bits: value(r.DrafterBits, bits), Tokens: l.tok.VocabSize(), Frequent: draft.Frequent(l.model.Vocab), Spare: draft.Spare})
 		if err != nil {
 			return nil, loadError(err)
 		}

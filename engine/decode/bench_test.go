@@ -137,7 +137,7 @@ func (s *smolBench) lane(streams int, speculate bool) *lane {
 	var d draft.Drafter
 	var err error
 	if speculate {
-		if d, err = draft.Open(s.head, draft.Host{Model: s.m, Backend: s.b, Positions: o.Positions + 64, Sequences: 2*streams + 2, Window: 4096, Bits: 4, Frequent: draft.Frequent(s.m.Vocab)}); err != nil {
+		if d, err = draft.Open(s.head, draft.Host{Model: s.m, Backend: s.b, Positions: o.Positions + 64, Sequences: 2*streams + 2, Window: 4096, Bits: 4, Frequent: draft.Frequent(s.m.Vocab), Spare: draft.Spare}); err != nil {
 			s.Fatal(err)
 		}
 	}

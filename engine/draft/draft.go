@@ -90,6 +90,10 @@ type Host struct {
 	// (FR-Spec: Frequency-Ranked Speculative Sampling). It changes which drafts are
 	// made, never the output.
 	Frequent int
+	// Spare limits the block of a DSpark head whose slots see each other to so many
+	// more than the drafts that are asked for; 0 = the whole block, as in training. It
+	// changes which drafts are made, never the output.
+	Spare int
 	// Tokens is how many ids the tokenizer that target and draft model share can
 	// produce; 0 = unknown. A draft model may then have a table padded to another
 	// size than the target's.
@@ -97,12 +101,16 @@ type Host struct {
 }
 
 // Frequent is the number of ids that a head of a vocabulary does well to draft from
-// (see Host.Frequent): measured with SmolLM2's 49152, a sixth of them accepts 2 of
-// 100 drafts less and makes a draft in half the time. Small vocabularies are no
+// (see Host.Frequent): measured with SmolLM2's 49152, a twelfth of them accepts 1 or 2
+// of 100 drafts less and makes a draft in half the time. Small vocabularies are no
 // burden: 0.
 func Frequent(vocab int) int {
 	if vocab < 32768 {
 		return 0
 	}
-	return vocab / 6
+	return vocab / 12
 }
+
+// Spare is the number of slots beyond the wanted ones with which as many drafts are
+// accepted as with the whole block (see Host.Spare), measured with SmolLM2's head.
+const Spare = 2

@@ -43,7 +43,7 @@ type vocabulary struct {
 // rareTokens is the share of a text's tokens outside the frequent ones from which
 // on all are drafted from, rareMemory how many tokens it is an average of.
 const (
-	rareTokens = 0.25
+	rareTokens = 0.5
 	rareMemory = 32
 )
 
@@ -345,9 +345,13 @@ func (x *dsparkContext) Propose(r Request) (Proposal, error) {
 		return Proposal{}, err
 	}
 	width, window := c.block, 0
-	if c.causal {
-		width = min(c.block, c.start+n)
-	} else if c.window == 0 {
+	switch {
+	case c.causal:
+		width = min(width, c.start+n)
+	case d.host.Spare > 0 && !r.Whole:
+		width = min(width, c.start+n+d.host.Spare)
+	}
+	if !c.causal && c.window == 0 {
 		window = d.host.Window
 	}
 	f, err := x.plan(&p, c.masked(r.Pending, width), c.causal, window)
