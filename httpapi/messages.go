@@ -600,6 +600,10 @@ func (t *anthropicTurns) addAssistant(blocks []anthropicBlock, path string) *api
 			thoughts = append(thoughts, b.Thinking)
 		case "redacted_thinking":
 		case "tool_use":
+			if b.Name == "" {
+				at := fmt.Sprintf("%s.content[%d].name", path, i)
+				return invalid(at, "'%s' must be a non-empty string", at)
+			}
 			calls = append(calls, chatToolCall{ID: b.ID, Type: "function", Function: chatFunction{b.Name, string(objectOrEmpty(string(b.Input)))}})
 		default:
 			return foreign(b, path, i)

@@ -531,6 +531,9 @@ func (in *inputItems) add(v json.RawMessage, path string) *apiError {
 	case "", "message":
 		return in.addMessage(item.Role, item.Content, path)
 	case "function_call":
+		if item.Name == "" {
+			return invalid(path+".name", "'%s.name' must be a non-empty string", path)
+		}
 		id := item.CallID
 		if id == "" {
 			id = item.ID

@@ -117,6 +117,8 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/messages", `{"messages":[{"role":"critic","content":"x"}]}`, "'messages[0].role' must be user, assistant or system"},
 		{"/v1/messages", `{"messages":[{"role":"user","content":5}]}`, "'messages[0].content'"},
 		{"/v1/messages", `{"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}`, "'messages[0].content[0]' has the type 'image'"},
+		{"/v1/messages", `{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"1","input":{}}]}]}`, "'messages[0].content[0].name' must be a non-empty string"},
+		{"/v1/responses", `{"input":[{"type":"function_call","call_id":"c","arguments":"{}"}]}`, "'input[0].name' must be a non-empty string"},
 		{"/v1/messages", `{"system":[{"type":"image"}],"messages":[{"role":"user","content":"x"}]}`, "'system[0]' has the type 'image'"},
 		{"/v1/messages", `{"system":5,"messages":[{"role":"user","content":"x"}]}`, "'system' must be"},
 		{"/v1/messages", `{"temperature":"hot","messages":[{"role":"user","content":"x"}]}`, "'temperature'"},

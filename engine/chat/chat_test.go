@@ -377,6 +377,7 @@ func TestPrepare(t *testing.T) {
 		{`[{"role": "assistant", "content": null}]`, "[assistant:]"},
 		{`[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"b\": 1, \"a\": [true]}"}}]}]`, "[assistant:|{'b': 1, 'a': [True]}]"},
 		{`[{"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]}]`, "[assistant:|{bad]"},
+		{`[{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}, {"function": {"name": "f", "arguments": null}}, {"function": {"name": "f", "arguments": " "}}, {"function": {"name": "f", "arguments": "null"}}]}]`, "[assistant:|{}|{}|{}|{}]"},
 		{`[{"role": "assistant", "content": "x", "tool_calls": null}]`, "[assistant:x]"},
 		{`[{"role": "developer", "content": "x"}]`, "[system:x]"},
 		{`[{"role": "assistant", "content": "x", "reasoning": "r"}]`, "[assistant:xr]"},
@@ -400,6 +401,9 @@ func TestPrepare(t *testing.T) {
 		`[{"role": "user", "content": [5]}]`:                                      "messages[0].content[0]",
 		`[{"role": "user", "content": "x", "tool_calls": 5}]`:                     "messages[0].tool_calls",
 		`[{"role": "user", "content": "x", "tool_calls": [{"function": 5}]}]`:     "messages[0].tool_calls[0].function",
+		`[{"role": "user", "tool_calls": [{"function": {"arguments": "{}"}}]}]`:   "messages[0].tool_calls[0].function.name",
+		`[{"role": "user", "tool_calls": [{"function": {"name": 5}}]}]`:           "messages[0].tool_calls[0].function.name",
+		`[{"role": "user", "tool_calls": [{"type": "custom"}]}]`:                  "messages[0].tool_calls[0].function.name",
 	} {
 		if _, err := f.Render(messages(t, in), nil, Options{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v; want it to name %s", in, err, want)

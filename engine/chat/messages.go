@@ -98,8 +98,8 @@ func flatten(content any, separator string, at int) (string, error) {
 	return "", fmt.Errorf("messages[%d].content must be a string, null or a list of parts", at)
 }
 
-// prepareCalls decodes the arguments of tool calls. Text that is no JSON stays
-// text.
+// prepareCalls decodes the arguments of tool calls, which templates walk through: none,
+// null and blank text are no arguments. Text that is no JSON stays text.
 func prepareCalls(calls any, at int) (any, error) {
 	list, ok := calls.([]any)
 	if !ok {
@@ -123,13 +123,22 @@ func prepareCalls(calls any, at int) (any, error) {
 			f = f.Clone()
 			call.Set("function", f)
 		}
-		if a, _ := f.Get("arguments"); a != nil {
-			if s, ok := a.(string); ok {
-				if v, err := jinja.DecodeJSON([]byte(s)); err == nil {
-					f.Set("arguments", v)
-				}
+		name, _ := f.Get("name")
+		if s, ok := name.(string); !ok || s == "" {
+			return nil, fmt.Errorf("messages[%d].tool_calls[%d].function.name must be a non-empty string", at, i)
+		}
+		a, _ := f.Get("arguments")
+		if s, ok := a.(string); ok {
+			if strings.TrimSpace(s) == "" {
+				a = nil
+			} else if v, err := jinja.DecodeJSON([]byte(s)); err == nil {
+				a = v
 			}
 		}
+		if a == nil {
+			a = jinja.NewMap()
+		}
+		f.Set("arguments", a)
 		out[i] = call
 	}
 	return out, nil
