@@ -318,7 +318,7 @@ func TestContextWindow(t *testing.T) {
 
 // TestRounds: the round log agrees with the summary of the request.
 func TestRounds(t *testing.T) {
-	e, _ := demoEngine(t, reference, engine.LoadRequest{Mode: "dspark", Warmup: ptr(false), LookupDrafts: ptr(false)})
+	e, _ := demoEngine(t, reference, engine.LoadRequest{Mode: "dspark", Warmup: ptr(false), LookupDrafts: ptr(false), MaxDraft: ptr(7)}) // not what rounds cost here and now
 	res := answer(t, e, engine.Request{ID: "abc", Prompt: message("What is speculative decoding?"), Logprobs: -1})
 	var rounds []telemetry.Round
 	committed := 1
