@@ -241,6 +241,12 @@ func pull(ctx context.Context, hub *models.Downloader, ids []string, drafters bo
 		if i := slices.IndexFunc(engine.Registry(), func(r engine.Row) bool { return r.ID == id }); i >= 0 {
 			target = engine.Registry()[i].Target
 		}
+		if target == demoID {
+			return &usageError{fmt.Errorf("%s is part of the program; there is nothing to download", demoID)}
+		}
+		if repo, _, _ := strings.Cut(target, ":"); strings.Count(repo, "/") != 1 {
+			return &usageError{fmt.Errorf("%q is not the name of a model on the hub; it should look like mlx-community/Qwen3-4B-8bit", target)}
+		}
 		add(target, false)
 		if c, err := models.Resolve(target, "auto", ""); drafters && err == nil && c.Drafter != "" {
 			add(c.Drafter, true)

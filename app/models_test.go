@@ -275,3 +275,16 @@ func TestDiff(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// TestPullNames: what is no name of the hub is told whole, before the hub is asked.
+func TestPullNames(t *testing.T) {
+	for name, want := range map[string]string{
+		"demo":                       "demo is part of the program",
+		"nowhere":                    `"nowhere" is not the name`,
+		"https://hub.example/org/it": `"https://hub.example/org/it" is not the name`,
+	} {
+		if _, err := command1(t, "", "pull", "--offline", name); err == nil || exitCode(err) != 2 || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
