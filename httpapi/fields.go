@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -48,9 +49,17 @@ func jsonFault(err error) string {
 
 // fail remembers the first fault.
 func (f *fields) fail(err *apiError) {
-	if f.err == nil {
+	if f.err == nil || f.rank(err) < f.rank(f.err) {
 		f.err = err
 	}
+}
+
+// rank is the place of a fault in the profile's order.
+func (f *fields) rank(err *apiError) int {
+	if i := slices.Index(f.profile.CheckOrder, err.Field); i >= 0 {
+		return i
+	}
+	return len(f.profile.CheckOrder)
 }
 
 // badType reports a value of the wrong JSON type.
@@ -115,17 +124,17 @@ func (f *fields) flag(key string) bool {
 
 // number reads a finite number within [lo, hi].
 func (f *fields) number(key string, lo, hi float64) *float64 {
-	v, ok := f.typed(key, "number")
+	want := "number"
+	if f.profile.Fractions[f.prefix+key] {
+		want = "float"
+	}
+	v, ok := f.typed(key, want)
 	if !ok {
 		return nil
 	}
 	x, ok := parseNumber(v)
-	if f.profile.Fractions[f.prefix+key] && !bytes.ContainsAny(v, ".eE") {
-		f.badType(key, "float")
-		return nil
-	}
-	if !ok {
-		f.badType(key, "number")
+	if !ok || want == "float" && !bytes.ContainsAny(v, ".eE") {
+		f.badType(key, want)
 		return nil
 	}
 	if x < lo || x > hi {

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"fmt"
+	"slices"
 	"net/http"
 	"strings"
 )
@@ -58,6 +59,9 @@ type Profile struct {
 	NullContent bool
 	// RoleInEveryDelta repeats the role in all chunks of a chat stream.
 	RoleInEveryDelta bool
+	// CheckOrder are fields of which the first that is wrong is told, before any
+	// other; empty: the first that is read.
+	CheckOrder []string
 	// UsageChunkObject is the object name of the usage chunk, "" = as the others.
 	UsageChunkObject string
 	// PlainModels makes /v1/models like mlx_lm.server's: ids as given, and a list
@@ -108,11 +112,12 @@ func MLXLMProfile() Profile {
 		}
 		return field
 	}
-	refuseNull := map[string]bool{}
-	for _, f := range []string{"stream", "max_tokens", "temperature", "top_p", "top_k", "min_p", "num_draft_tokens", "repetition_penalty",
+	order := []string{"stream", "max_completion_tokens", "max_tokens", "temperature", "top_p", "top_k", "min_p", "num_draft_tokens", "repetition_penalty",
 		"repetition_context_size", "presence_penalty", "presence_context_size", "frequency_penalty", "frequency_context_size",
-		"logprobs", "top_logprobs", "xtc_probability", "xtc_threshold", "model"} {
-		refuseNull[f] = true
+		"logprobs", "top_logprobs", "xtc_probability", "xtc_threshold", "model", "adapters", "seed", "logit_bias"}
+	refuseNull := map[string]bool{}
+	for _, f := range order {
+		refuseNull[f] = !slices.Contains([]string{"max_completion_tokens", "adapters", "seed", "logit_bias"}, f)
 	}
 	words := map[string]string{"string": "str", "boolean": "bool", "number": "('float', 'int')",
 		"integer": "int", "list": "list", "object": "dict"}
@@ -144,6 +149,7 @@ func MLXLMProfile() Profile {
 			return fmt.Sprintf("%s must be of type %s", names(field), want)
 		},
 		ValueMessage:     func(field, rule string) string { return names(field) + " " + rule },
+		CheckOrder:       order,
 		RefuseNull:       refuseNull,
 		Fractions:        map[string]bool{"xtc_probability": true, "xtc_threshold": true},
 		NoMessages:       "Request did not contain messages",

@@ -905,6 +905,10 @@ func TestMLXLMProfile(t *testing.T) {
 		{`{"messages":[{}],"top_p":2}`, 400, `{"error":"top_p must be at most 1"}`},
 		{`{"messages":[{}],"top_logprobs":12}`, 400, `{"error":"top_logprobs must be at most 11"}`},
 		{`{"messages":[{}],"logprobs":3}`, 400, `{"error":"logprobs must be of type bool"}`},
+		{`{"messages":[{}],"xtc_threshold":null}`, 400, `{"error":"xtc_threshold must be of type float"}`},
+		{`{"messages":[{}],"xtc_threshold":"0.1"}`, 400, `{"error":"xtc_threshold must be of type float"}`},
+		{`{"tools":{},"seed":"x","top_k":[],"temperature":-1,"stream":1}`, 400, `{"error":"stream must be of type bool"}`},
+		{`{"tools":{},"seed":"x","top_k":[]}`, 400, `{"error":"top_k must be of type int"}`},
 	} {
 		if w := call(s, "POST", "/v1/chat/completions", c.body); w.Code != c.status || w.Body.String() != c.want {
 			t.Errorf("%s: %d %s, want %s", c.body, w.Code, w.Body, c.want)
