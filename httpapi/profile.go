@@ -2,8 +2,8 @@ package httpapi
 
 import (
 	"fmt"
-	"slices"
 	"net/http"
+	"slices"
 	"strings"
 )
 
