@@ -212,8 +212,9 @@ func adapterKey(a *arch.Adapter) any {
 	return a
 }
 
-// keep commits the first n rows of the step. The drafter reads their taps when it is
-// asked for drafts, many rows together, at the latest when the conversation is stored.
+// keep commits the first n rows of the step. The drafter reads the taps of a prompt's
+// at once: they are many, and just made. Those of an answer's it reads when it is asked
+// for drafts, many rows together, at the latest when the conversation is stored.
 func (g *generation) keep(n int) error {
 	g.seq.Advance(n)
 	if g.drafts == nil {
@@ -222,6 +223,12 @@ func (g *generation) keep(n int) error {
 	fused := g.share.fused
 	if fused.Given() {
 		fused = fused.Slice(0, n)
+	}
+	if g.share.want != allRows {
+		if err := g.drafts.Observe(g.share.ids[:n], fused, &g.stop); err != nil {
+			return err
+		}
+		return g.drafts.Flush(&g.stop)
 	}
 	return g.postpone(fused, n)
 }
