@@ -22,7 +22,8 @@ const (
 	freshPlain   = 32   // rounds for which the time of those without drafts is of now
 	leastOver    = 0.9  // rounds with drafts over those without, as far as it is credible
 	parkMargin   = 1.05 // what drafts must gain at least
-	firstGap     = 24   // rounds to the first probe
+	firstGap     = 32   // rounds between tries, doubled by each that changes nothing,
+	parkedGap    = 24   // and from the end of drafts that paid to the first
 	shortPrior   = 0.5  // acceptance of a copy after a short match
 	longPrior    = 0.9  // and after a long one
 	firstCopies  = 3    // so many of a request's first ones of a kind at most
@@ -123,11 +124,11 @@ func (c *Controller) saw(cap, accepted int, ms float64) {
 	}
 	switch best := c.choose(); {
 	case best > 0:
-		c.best, c.gap, c.next = best, firstGap, 0
+		c.best, c.gap, c.next = best, parkedGap, 0
 	case c.best > 0: // parked
 		c.best, c.next = 0, c.rounds+c.gap
 	case accepted > 0: // a probe that another one is worth
-		c.gap, c.next = firstGap, c.rounds+1
+		c.gap, c.next = parkedGap, c.rounds+1
 	case cap > 0: // a probe that changed nothing
 		c.gap = min(2*c.gap, mostGap)
 		c.next = c.rounds + c.gap
