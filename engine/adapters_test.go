@@ -136,6 +136,30 @@ func TestAdapters(t *testing.T) {
 	}
 }
 
+// TestSeedsOfMLX: where copies are only our own idea, a seed draws for clients of
+// mlx_lm.server what it draws there.
+func TestSeedsOfMLX(t *testing.T) {
+	root, err := filepath.Abs(recorded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []string{"auto", "lookup"} {
+		e := tinyEngine(t, engine.Options{ModelRoot: root}, engine.LoadRequest{Model: filepath.Join(root, "tiny-chat"), Mode: mode})
+		for _, c := range []struct {
+			mlx         bool
+			temperature float64
+			seed        *uint64
+			want        string
+		}{{true, 1, ptr(uint64(7)), map[string]string{"auto": "baseline", "lookup": "lookup"}[mode]}, {true, 1, nil, "lookup"}, {true, 0, ptr(uint64(7)), "lookup"}, {false, 1, ptr(uint64(7)), "lookup"}} {
+			r := engine.Request{ID: "r", Prompt: message("Count to twelve."), MaxTokens: 8, Logprobs: -1}
+			r.Prompt.MLXRules, r.Sampling.Temperature, r.Sampling.Seed = c.mlx, ptr(c.temperature), c.seed
+			if got := answer(t, e, r).Stats.Mode; got != c.want {
+				t.Errorf("loaded with %s, %+v: answered with %s", mode, c, got)
+			}
+		}
+	}
+}
+
 // TestRequestDrafter: a request may name a draft model, or none; the answer is
 // the same, only who proposes is another.
 func TestRequestDrafter(t *testing.T) {

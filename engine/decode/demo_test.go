@@ -15,6 +15,7 @@ import (
 	"sparkbar/engine/cpu"
 	"sparkbar/engine/decode"
 	"sparkbar/engine/draft"
+	"sparkbar/engine/sample"
 	"sparkbar/resources"
 )
 
@@ -206,5 +207,48 @@ func TestIdentity(t *testing.T) {
 		if rolledBack < 1000 && !testing.Short() {
 			t.Errorf("only %d rows were rolled back", rolledBack)
 		}
+	}
+}
+
+// TestSeedsAndStoredPasts: what a seed draws does not depend on a past that was stored
+// without the drafter's; answers without a seed's promise go on from it.
+func TestSeedsAndStoredPasts(t *testing.T) {
+	b, err := cpu.New(cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := openDemo(t, b)
+	_, dspark := resources.Demo()
+	prompt := make([]int32, 60)
+	for i := range prompt {
+		prompt[i] = int32(300 + 7*i)
+	}
+	generate := func(r *decode.Runner, j decode.Job) decode.Outcome {
+		t.Helper()
+		j.Prompt, j.MaxTokens, j.Logprobs = prompt, 40, -1
+		out, err := r.Generate(context.Background(), j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	for seed := range uint64(4) {
+		drawn := decode.Job{Mode: decode.Draft, Params: sample.Params{Temperature: 1, Seed: &seed}}
+		cold, warm := d.runner(t, d.drafter(t, dspark)), d.runner(t, d.drafter(t, dspark))
+		want := generate(cold, drawn).Tokens
+		generate(warm, decode.Job{Mode: decode.Baseline})
+		if out := generate(warm, decode.Job{Mode: decode.Draft}); out.Cached == 0 {
+			t.Error("a greedy answer did not go on from what was stored")
+		}
+		warm.Forget(nil)
+		generate(warm, decode.Job{Mode: decode.Baseline})
+		if out := generate(warm, drawn); !slices.Equal(out.Tokens, want) {
+			t.Errorf("seed %d: %v after a past without the drafter's, wants %v", seed, out.Tokens, want)
+		}
+		if used, _ := warm.Cache().Pages(); used == 0 {
+			t.Error("nothing was stored")
+		}
+		cold.Close()
+		warm.Close()
 	}
 }

@@ -66,11 +66,17 @@ func (g *generation) open() (err error) {
 			return err
 		}
 	}
-	g.at, g.out.Cached = g.reuse.Length, g.reuse.Length
 	var own *cache.Seq // the drafter's past
-	if len(g.reuse.Seqs) > 1 {
+	switch {
+	case len(g.reuse.Seqs) > 1:
 		own = g.reuse.Seqs[1]
+	case g.reuse.Length > 0 && g.j.Mode == Draft && g.pinned():
+		// What a seed draws must not depend on how much of the text a drafter has seen.
+		g.reuse.Seqs[0].Close()
+		g.reuse.Close()
+		g.reuse = &cache.Reuse{}
 	}
+	g.at, g.out.Cached = g.reuse.Length, g.reuse.Length
 	if g.at > 0 {
 		g.seq = g.reuse.Seqs[0]
 	} else if g.seq, err = r.t.cache.NewSeq(); err != nil {
