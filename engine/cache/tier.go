@@ -191,6 +191,9 @@ func (t *tier) save(key any, tokens []int32, rungs []*rung) {
 				continue
 			}
 			f := r.snaps[i]
+			if f.length != r.length {
+				continue
+			}
 			whole := r.length / compute.PageSize
 			var rest []pin
 			var parts [][]byte

@@ -144,7 +144,8 @@ type slab struct {
 
 const slabBytes, largePage = 32 << 20, 2 << 20
 
-// slabs hands out parts of slabs. A slab ends with its last part.
+// slabs hands out parts of slabs. A slab ends with its last part; until then the memory
+// of those that ended before stays, which is little beside what lives as long as a model.
 type slabs struct {
 	mu   sync.Mutex
 	list []*slab // the last one has room
@@ -192,7 +193,7 @@ type loaded struct {
 // Load wraps the bytes of m where they lie. Bytes of the Go heap are pinned until
 // Unload; mapped bytes need nothing. Unless the backend is exact, quantized weights
 // are also packed (packed.h), which takes as much memory again: the mapped bytes
-// are then read by Embed only, and not of affine weights, and may be dropped from
+// are then read seldom, of affine weights not even by Embed, and may be dropped from
 // memory (Weight.Repacked).
 // MXFP8, whose codes are no small integers, is not packed.
 func (b *backend) Load(m layout.Matrix) (*compute.Weight, error) {

@@ -41,8 +41,8 @@ type lowerer struct {
 	parts   memory    // partial results of an op
 }
 
-// memory is a block that only grows. A block that it has outgrown stays until
-// close, because ops of the same program may use it.
+// memory is a block that only grows. A block that it has outgrown stays until the next
+// program, because ops of the same one may use it.
 type memory struct {
 	b   *compute.Buffer
 	old []*compute.Buffer

@@ -10,8 +10,8 @@ import (
 // lazyFlag lets a cache be larger than what the system could promise at once.
 const lazyFlag = syscall.MAP_NORESERVE
 
-// adviseHuge asks for large pages: packed weights are read from end to end, and the
-// caches of many sequences lie far from each other.
+// adviseHuge asks for large pages: packed weights are read from end to end, the caches
+// of many sequences lie far from each other, and small buffers are many.
 func adviseHuge(mem []byte) {
 	const hugePages = 14                // MADV_HUGEPAGE
 	_ = syscall.Madvise(mem, hugePages) // advice only: the system may not have them

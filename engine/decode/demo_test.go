@@ -252,3 +252,78 @@ func TestSeedsAndStoredPasts(t *testing.T) {
 		warm.Close()
 	}
 }
+
+// stopping is a backend that cancels at the n-th program of a drafter's that can be
+// stopped.
+type stopping struct {
+	compute.Backend
+	n      int
+	cancel func()
+}
+
+func (s *stopping) Submit(p *compute.Program, stop *compute.Stop) (compute.Pending, error) {
+	if p.Label == compute.LabelDraft && stop != nil {
+		if s.n--; s.n == 0 {
+			s.cancel()
+			return compute.Done{Err: compute.ErrStopped}, nil
+		}
+	}
+	return s.Backend.Submit(p, stop)
+}
+
+// TestStoppedDrafts: what a drafter was stopped in reading does not count as read for
+// the next turn.
+func TestStoppedDrafts(t *testing.T) {
+	b, err := cpu.New(cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stopping{Backend: b}
+	d := openDemo(t, s)
+	_, dspark := resources.Demo()
+	prompt := make([]int32, 30)
+	for i := range prompt {
+		prompt[i] = int32(300 + 7*i)
+	}
+	stopped := func(n int) (*decode.Runner, []int32) {
+		r := d.runner(t, d.drafter(t, dspark))
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		s.n, s.cancel = n, cancel
+		out, err := r.Generate(ctx, decode.Job{Prompt: prompt, Mode: decode.Draft, MaxTokens: 60, Logprobs: -1, Cap: 7})
+		if err == nil {
+			t.Fatalf("program %d was not stopped", n)
+		}
+		s.n = -1
+		return r, append(slices.Clone(prompt), out.Tokens...)
+	}
+	reused := 0
+	for n := 2; n < 6; n++ {
+		for seed := range uint64(3) {
+			warm, text := stopped(n)
+			cold := d.runner(t, d.drafter(t, dspark))
+			j := decode.Job{Prompt: append(text, 400, 401), Mode: decode.Draft, MaxTokens: 24, Logprobs: -1, Params: sample.Params{Temperature: 1, Seed: &seed}}
+			got, err := warm.Generate(context.Background(), j)
+			want, err2 := cold.Generate(context.Background(), j)
+			if err != nil || err2 != nil {
+				t.Fatal(err, err2)
+			}
+			if !slices.Equal(got.Tokens, want.Tokens) {
+				t.Errorf("stopped in program %d, seed %d: %v, wants %v", n, seed, got.Tokens, want.Tokens)
+			}
+			greedy := decode.Job{Prompt: j.Prompt, Mode: decode.Draft, MaxTokens: 4, Logprobs: -1}
+			again, _ := stopped(n)
+			out, err := again.Generate(context.Background(), greedy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			reused += out.Cached
+			for _, r := range []*decode.Runner{warm, cold, again} {
+				r.Close()
+			}
+		}
+	}
+	if reused == 0 {
+		t.Error("the target's past was lost too")
+	}
+}

@@ -185,7 +185,10 @@ func (g *generation) snapshot(stable bool) error {
 		if err = g.catchUp(); err != nil {
 			g.drafts.Close()
 		} else if own, err = g.drafts.Finish(&g.stop); err == nil {
-			if err = add(own); err == nil {
+			if own.Len() == g.seq.Len() { // not if it began in the middle of the text
+				err = add(own)
+			}
+			if err == nil {
 				g.drafts, err = g.r.drafter.NewContext(own)
 			}
 		}
@@ -276,11 +279,11 @@ func (g *generation) propose(budget int) (err error) {
 	rd.Cap = min(g.cap(), budget)
 	n := min(rd.Cap, g.room())
 	if j.Mode == Draft && len(g.copied) == 0 && n > 0 {
-		if err := g.catchUp(); err != nil {
-			return err
+		if err = g.catchUp(); err == nil {
+			g.prop, err = g.drafts.Propose(draft.Request{Pending: pending, Cap: n, Threshold: j.Threshold, Sampler: g.sampler, Temperature: j.Params.Temperature, Rand: g.rand, Whole: g.pinned(), Stop: &g.stop})
 		}
-		g.prop, err = g.drafts.Propose(draft.Request{Pending: pending, Cap: n, Threshold: j.Threshold, Sampler: g.sampler, Temperature: j.Params.Temperature, Rand: g.rand, Whole: g.pinned(), Stop: &g.stop})
 		if err != nil {
+			g.loseDrafter()
 			return err
 		}
 		rd.Source = FromDrafter
@@ -292,6 +295,13 @@ func (g *generation) propose(budget int) (err error) {
 	g.out.TargetForwards++
 	g.plan(append([]int32{pending}, g.prop.Tokens...), allRows)
 	return nil
+}
+
+// loseDrafter drops the drafter's past after an error of the drafter: it may count rows
+// that were never read.
+func (g *generation) loseDrafter() {
+	g.drafts.Close()
+	g.drafts = nil
 }
 
 // settle decides which rows of the step stay.

@@ -164,6 +164,7 @@ func (r *Runner) flush() {
 	for _, g := range slices.Clone(r.active) {
 		if g.drafts != nil {
 			if err := g.drafts.Flush(&g.stop); err != nil {
+				g.loseDrafter()
 				r.finish(g, err)
 			}
 		}

@@ -53,8 +53,9 @@ type Request struct {
 	Sampler     *sample.Sampler
 	Temperature float64
 	Rand        sample.Source
-	// Whole drafts from the whole vocabulary in any case (see Host.Frequent): what is
-	// drawn must not depend on how much of the text this context has seen.
+	// Whole drafts the whole block from the whole vocabulary in any case (see Host.Spare
+	// and Host.Frequent): what is drawn must not depend on how much of the text this
+	// context has seen, nor on Cap.
 	Whole bool
 	Stop  *compute.Stop
 }

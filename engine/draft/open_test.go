@@ -376,3 +376,69 @@ func TestFrequent(t *testing.T) {
 		})
 	}
 }
+
+// embedded notes how many rows the last program embedded from the target's table.
+type embedded struct {
+	compute.Backend
+	rows int
+}
+
+func (e *embedded) Submit(p *compute.Program, stop *compute.Stop) (compute.Pending, error) {
+	if i := slices.IndexFunc(p.Ops, func(op compute.Op) bool { _, ok := op.(compute.Embed); return ok }); i >= 0 {
+		e.rows = p.Ops[i].(compute.Embed).Out.Rows
+	}
+	return e.Backend.Submit(p, stop)
+}
+
+// TestSpare: with Host.Spare a block has so many slots more than drafts are asked for,
+// and all where the whole one is, or as many as there are.
+func TestSpare(t *testing.T) {
+	for _, b := range backends(t) {
+		r := record(t, specDir+"/forward_dspark_deepspec.safetensors")
+		var target string
+		var prompt []int32
+		var pending int32
+		r.meta("target", &target)
+		r.meta("prompt_ids", &prompt)
+		r.meta("pending", &pending)
+		watch := &embedded{Backend: b}
+		host := openHost(t, watch, target)
+		whole := openDrafter(t, host, "dspark_deepspec").(*DSpark)
+		host.Spare = 2
+		d := openDrafter(t, host, "dspark_deepspec").(*DSpark)
+		_, taps := targetForward(t, host, prompt, whole.Taps())
+		fused := device(t, b, taps)
+		propose := func(d *DSpark, n int, all bool) ([]int32, int) {
+			x, err := d.NewContext(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer x.Close()
+			if err := x.Observe(prompt, fused, nil); err != nil {
+				t.Fatal(err)
+			}
+			p, err := x.Propose(Request{Pending: pending, Cap: n, Whole: all, Sampler: sample.NewSampler(sample.Params{})})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p.Tokens, watch.rows
+		}
+		most, block := whole.MaxDraft(), whole.c.block
+		for n := 1; n <= most; n++ {
+			want, rows := propose(whole, n, false)
+			if rows != block {
+				t.Errorf("%d drafts without Spare: %d slots of %d", n, rows, block)
+			}
+			if got, rows := propose(d, n, true); rows != block || !slices.Equal(got, want) {
+				t.Errorf("%d drafts of the whole block: %v of %d slots, wants %v of %d", n, got, rows, want, block)
+			}
+			got, rows := propose(d, n, false)
+			if slots := min(block, whole.c.start+n+2); rows != slots || len(got) != n {
+				t.Errorf("%d drafts: %d of %d slots, wants %d", n, len(got), rows, slots)
+			}
+			if n+2 >= most && !slices.Equal(got, want) {
+				t.Errorf("%d drafts: %v, wants %v", n, got, want)
+			}
+		}
+	}
+}
