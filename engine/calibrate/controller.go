@@ -46,7 +46,7 @@ type ControllerConfig struct {
 	PriorP     float64 // acceptance before any observation; default 0.65
 	ProbeEvery int     // while parked, every n-th round drafts; default 8
 	// Patient makes a controller whose requests (see Begin) each go by their own
-	// drafts, and probe ever more rarely while parked, down to every 128th round: a
+	// drafts, and probe ever more rarely while parked, down to every 64th round: a
 	// text that cannot be drafted then costs next to nothing.
 	Patient bool
 }
@@ -62,7 +62,7 @@ const (
 	enoughToPark   = 24 // observations before speculation may be parked
 	defaultPriorP  = 0.65
 	defaultProbe   = 8
-	mostGap        = 128 // rounds between probes of a patient controller
+	mostGap        = 64 // rounds between probes of a patient controller
 )
 
 // NewController returns a controller over validated costs.

@@ -22,7 +22,7 @@ const (
 	freshPlain   = 32   // rounds for which the time of those without drafts is of now
 	leastOver    = 0.9  // rounds with drafts over those without, as far as it is credible
 	parkMargin   = 1.05 // what drafts must gain at least
-	firstGap     = 32   // rounds between tries, doubled by each that changes nothing,
+	firstGap     = 32   // rounds between tries, doubled by each that fails up to mostGap,
 	parkedGap    = 24   // and from the end of drafts that paid to the first
 	shortPrior   = 0.5  // acceptance of a copy after a short match
 	longPrior    = 0.9  // and after a long one
