@@ -9,8 +9,8 @@
 // A sum is s*xs*dot + b*xsum for each 32 (or 16) columns, ascending, in the lane
 // of its row, and dot is exact: it does not depend on the other rows, nor on the
 // kernel. The codes of 32 columns are unpacked once, into registers, for up to eight
-// rows (four, of codes that are not common); so a row more costs its products and
-// nothing else.
+// rows (sixteen with AVX-512, four of codes that are not common); so a row more costs
+// its products and nothing else.
 #if defined(SB_INT8)
 
 typedef struct {
@@ -152,23 +152,25 @@ INL void dots_of_two(int halves, const vb *c, const record *x, const record *y, 
 }
 #endif
 
-// 32 columns more of a row: d are its dot products, in the order in which every
-// kernel adds.
-INL vf add_columns(int halves, int bias, vf acc, const record *x, const vi *d, const vf *s, const vf *b) {
-	const vf scale = v_set(x->scale);
-	if (halves) {
-		for (int h = 0; h < 2; h++) {
-			acc = v_fma(s[h] * scale, __builtin_convertvector(d[h], vf), acc);
-			if (bias)
-				acc = v_fma(b[h], v_set(x->half[h]), acc);
-		}
-		return acc;
-	}
-	acc = v_fma(s[0] * scale, __builtin_convertvector(d[0], vf), acc);
-	return bias ? v_fma(b[0], v_set(x->sum), acc) : acc;
+// 32 (or 16) columns more of a row: d are their dot products. Every kernel adds so,
+// in ascending order.
+INL vf add_dots(int bias, vf acc, float scale, float sum, vi d, vf s, vf b) {
+	acc = v_fma(s * v_set(scale), __builtin_convertvector(d, vf), acc);
+	return bias ? v_fma(b, v_set(sum), acc) : acc;
 }
 
-enum { AHEAD = 4096, PANEL = 32, PASS = 8 }; // PASS: most rows that share unpacked codes
+INL vf add_columns(int halves, int bias, vf acc, const record *x, const vi *d, const vf *s, const vf *b) {
+	for (int h = 0; h <= halves; h++)
+		acc = add_dots(bias, acc, x->scale, halves ? x->half[h] : x->sum, d[h], s[h], b[h]);
+	return acc;
+}
+
+// PASS: most rows that share unpacked codes, whose sums fit into the registers.
+#if defined(SB_AVX512)
+enum { AHEAD = 4096, PANEL = 32, PASS = 16 };
+#else
+enum { AHEAD = 4096, PANEL = 32, PASS = 8 };
+#endif
 
 // z[i*W .. +W] = block times row i of n.
 INL void block_of(int code, int halves, int bias, int n, const sb_weight *w, const uint8_t *p, const record *const *x, vf *z) {
@@ -177,7 +179,7 @@ INL void block_of(int code, int halves, int bias, int n, const sb_weight *w, con
 	vf acc[PASS], s[2], b[2], k[2];
 	const record *y[PASS];
 	s[0] = s[1] = b[0] = b[1] = k[0] = k[1] = (vf){0};
-#pragma GCC unroll 8
+#pragma GCC unroll 16
 	for (int i = 0; i < n; i++)
 		acc[i] = (vf){0}, y[i] = x[i];
 	for (int64_t t = 0; t < tiles; t++) {
@@ -199,14 +201,14 @@ INL void block_of(int code, int halves, int bias, int n, const sb_weight *w, con
 			acc[i + 1] = add_columns(halves, bias, acc[i + 1], y[i + 1] + t, d[1], s, b);
 		}
 #endif
-#pragma GCC unroll 8
+#pragma GCC unroll 16
 		for (; i < n; i++) {
 			vi d[2];
 			dots(code, halves, c, y[i] + t, d);
 			acc[i] = add_columns(halves, bias, acc[i], y[i] + t, d, s, b);
 		}
 	}
-#pragma GCC unroll 8
+#pragma GCC unroll 16
 	for (int i = 0; i < n; i++)
 		z[i] = acc[i];
 }
@@ -235,7 +237,7 @@ INL int64_t pass_of(int code, int64_t left) { return code == 4 || code == 6 || c
 
 #define ROWS(n)                                                              \
 	case n:                                                              \
-		if (pass_of(code, n) == n)                                   \
+		if (n <= PASS && pass_of(code, n) == n)                      \
 			block_of(code, halves, bias, n, w, block, x + i, z + i); \
 		break;
 
@@ -250,6 +252,14 @@ INL void passes(int code, int halves, int bias, const sb_weight *w, const uint8_
 			ROWS(6)
 			ROWS(7)
 			ROWS(8)
+			ROWS(9)
+			ROWS(10)
+			ROWS(11)
+			ROWS(12)
+			ROWS(13)
+			ROWS(14)
+			ROWS(15)
+			ROWS(16)
 		}
 }
 
@@ -261,88 +271,98 @@ static void packed_block(const sb_weight *w, const uint8_t *block, int64_t m, co
 }
 
 #if defined(SB_AMX)
-// Tiles: 0 sums, 1 rows of 32 codes of x, 2 eight vectors of weights; 3 and 4 the
-// same for 16 columns.
 enum { AMX_ROWS = 16 };
+
+// Tiles: 0 sums, 1 rows of 32 codes of x, 2 eight vectors of weights; 3, 4 and 5
+// the same; 6 and 7 rows and weights of 16 columns.
 static void amx_begin(void) {
 	static const struct {
 		uint8_t palette, start, none[14];
 		uint16_t bytes[16];
 		uint8_t rows[16];
-	} c = {.palette = 1, .bytes = {64, 32, 64, 16, 64}, .rows = {16, 16, 8, 16, 4}};
+	} c = {.palette = 1, .bytes = {64, 32, 64, 64, 32, 64, 16, 64}, .rows = {16, 16, 8, 16, 16, 8, 16, 4}};
 	_tile_loadconfig(&c);
 }
 
-// block_of for m rows, a multiple of sixteen, that lie ldx bytes apart. A tile is
-// loaded only once what wrote it has left the pipeline, so codes are unpacked EARLY
-// tiles ahead of their products, and sums are read LATE steps after.
+// Part i of the columns of a block: 32 of them, or 16 with halves.
+#define AMX_PRODUCT(to, u, v, i)                                                                                \
+	do {                                                                                                    \
+		_tile_zero(to);                                                                                 \
+		if (halves) {                                                                                   \
+			_tile_loadd(6, y + (i) / 2 * sizeof(record) + (i) % 2 * 16, ldx);                       \
+			_tile_loadd(7, got[(i) / 2].codes + (i) % 2 * 4, 64);                                   \
+			_tile_dpbsud(to, 6, 7);                                                                 \
+		} else {                                                                                        \
+			_tile_loadd(u, y + (i) * sizeof(record), ldx);                                          \
+			_tile_loadd(v, got[i].codes, 64);                                                       \
+			if (code_signed(code))                                                                  \
+				_tile_dpbssd(to, u, v);                                                         \
+			else                                                                                    \
+				_tile_dpbsud(to, u, v);                                                         \
+		}                                                                                               \
+	} while (0)
+
+// block_of for m rows, a multiple of sixteen, that lie ldx bytes apart; the sums of
+// sixteen stay in registers. Nothing may wait for what is just being made, so codes
+// are unpacked EARLY tiles ahead of their products, and a product is begun two steps
+// before its sums are added up, and stored one before.
 INL void amx_block_of(int code, int halves, int bias, const sb_weight *w, const uint8_t *p, int64_t m, const uint8_t *x, int64_t ldx, vf *z) {
-	enum { RING = 8, EARLY = 4, LATE = 2, SUMS = 4 };
+	enum { EARLY = 4, SOME = 24, SUMS = 4 };
 	struct {
 		vb codes[8];
 		vf s[2], b[2];
-	} ring[RING];
-	vi sums[SUMS][2][AMX_ROWS];
+	} got[SOME];
+	vi sums[SUMS][AMX_ROWS];
 	const vb table = code < SB_CODE_E2M1 ? (vb){0} : code_table(code);
+	const int64_t tiles = w->cols / 32;
 	vf s[2], b[2], k[2];
 	s[0] = s[1] = b[0] = b[1] = k[0] = k[1] = (vf){0};
-	for (int64_t i = 0; i < m; i++)
-		z[i] = (vf){0};
-	const int64_t tiles = w->cols / 32, panels = m / AMX_ROWS, steps = tiles * panels;
-	int64_t unpacked = 0, t = 0, panel = 0, ended = 0, ended_panel = 0;
-	for (int64_t n = 0; n < steps + LATE; n++) {
-		for (const int64_t until = min64(t + EARLY, tiles); unpacked < until; unpacked++) {
-			for (int i = 0; i <= code_bits(code) * 4 * W; i += 64)
-				__builtin_prefetch(p + AHEAD + i);
-			p = scales_at(w, halves, unpacked, p, k, s, b);
-			const int64_t at = unpacked % RING;
-			for (int h = 0; h <= halves; h++)
-				ring[at].s[h] = s[h], ring[at].b[h] = b[h];
-#pragma GCC unroll 8
-			for (int j = 0; j < 8; j++)
-				ring[at].codes[j] = code_vector(code, p, j, table) ^ (uint8_t)(code_signed(code) ? 128 : 0);
-			p += code_bits(code) * 4 * W;
-		}
-		__asm__ volatile("" ::: "memory"); // loads of tiles do not say what they read
-		if (n < steps) {
-			const vb *c = ring[t % RING].codes;
-			const uint8_t *y = x + t * sizeof(record) + panel * AMX_ROWS * ldx;
-			vi(*d)[AMX_ROWS] = sums[n % SUMS];
-			if (halves)
-				for (int h = 0; h < 2; h++) {
-					_tile_loadd(3, y + 16 * h, ldx);
-					_tile_loadd(4, c + 4 * h, 64);
-					_tile_zero(0);
-					_tile_dpbsud(0, 3, 4);
-					_tile_stored(0, d[h], 64);
-				}
-			else {
-				if (panel == 0)
-					_tile_loadd(2, c, 64);
-				_tile_loadd(1, y, ldx);
-				_tile_zero(0);
-				if (code_signed(code))
-					_tile_dpbssd(0, 1, 2);
-				else
-					_tile_dpbsud(0, 1, 2);
-				_tile_stored(0, d[0], 64);
-			}
-			if (++panel == panels)
-				panel = 0, t++;
-		}
-		__asm__ volatile("" ::: "memory");
-		if (n >= LATE) {
-			const vf *sc = ring[ended % RING].s, *bi = ring[ended % RING].b;
-			const uint8_t *y = x + ended * sizeof(record) + ended_panel * AMX_ROWS * ldx;
-			vi(*d)[AMX_ROWS] = sums[(n - LATE) % SUMS];
-			vf *to = z + ended_panel * AMX_ROWS;
+	for (int64_t t = 0; t < tiles; t += SOME) {
+		const int64_t some = min64(SOME, tiles - t), parts = some << halves;
+		int64_t unpacked = 0;
+		for (int64_t r = 0; r < m; r += AMX_ROWS) {
+			const uint8_t *y = x + r * ldx + t * sizeof(record);
+			vf acc[AMX_ROWS];
 #pragma GCC unroll 16
-			for (int j = 0; j < AMX_ROWS; j++) {
-				const vi both[2] = {d[0][j], halves ? d[1][j] : (vi){0}};
-				to[j] = add_columns(halves, bias, to[j], (const record *)(y + j * ldx), both, sc, bi);
+			for (int j = 0; j < AMX_ROWS; j++)
+				acc[j] = t ? z[r + j] : (vf){0};
+			for (int64_t i = -2; i < parts; i++) {
+				for (const int64_t until = min64(((i + 2) >> halves) + EARLY, some); unpacked < until; unpacked++) {
+					for (int c = 0; c <= code_bits(code) * 4 * W; c += 64)
+						__builtin_prefetch(p + AHEAD + c);
+					p = scales_at(w, halves, t + unpacked, p, k, s, b);
+					for (int h = 0; h <= halves; h++)
+						got[unpacked].s[h] = s[h], got[unpacked].b[h] = b[h];
+#pragma GCC unroll 8
+					for (int c = 0; c < 8; c++)
+						got[unpacked].codes[c] = code_vector(code, p, c, table) ^ (uint8_t)(code_signed(code) ? 128 : 0);
+					p += code_bits(code) * 4 * W;
+				}
+				__asm__ volatile("" ::: "memory"); // tiles do not say what they read and write
+				if (i % 2 == 0) {
+					if (i + 1 >= 0 && i + 1 < parts)
+						_tile_stored(3, sums[(i + 1) % SUMS], 64);
+					if (i + 2 < parts)
+						AMX_PRODUCT(0, 1, 2, i + 2);
+				} else {
+					if (i + 1 < parts)
+						_tile_stored(0, sums[(i + 1) % SUMS], 64);
+					if (i + 2 < parts)
+						AMX_PRODUCT(3, 4, 5, i + 2);
+				}
+				__asm__ volatile("" ::: "memory");
+				if (i < 0)
+					continue;
+				const int64_t at = i >> halves, h = i & halves;
+#pragma GCC unroll 16
+				for (int j = 0; j < AMX_ROWS; j++) {
+					const record *o = (const record *)(y + j * ldx) + at;
+					acc[j] = add_dots(bias, acc[j], o->scale, halves ? o->half[h] : o->sum, sums[i % SUMS][j], got[at].s[h], got[at].b[h]);
+				}
 			}
-			if (++ended_panel == panels)
-				ended_panel = 0, ended++;
+#pragma GCC unroll 16
+			for (int j = 0; j < AMX_ROWS; j++)
+				z[r + j] = acc[j];
 		}
 	}
 }

@@ -172,22 +172,32 @@ static void run_linear8(const sb_linear *a, int64_t chunk, uint8_t *scratch) {
 }
 
 #if defined(SB_AMX)
-// From fourteen rows on; the level below does the rest.
+INL sb_view rows_from(sb_view v, int64_t i) {
+	if (v.p) {
+		v.p += i * v.stride * 4;
+		v.rows -= i;
+	}
+	return v;
+}
+
+// Tiles of sixteen rows; up to eight that are left over, where a tile more costs more
+// than a pass does, and less than fourteen at all, are for the level below.
 static void run_amx(const void *args, int64_t chunk, uint8_t *scratch) {
-	enum { TALL = 64 };
+	enum { TALL = 64, LEAST = 14, REST = 8 };
 	const sb_linear *a = args;
 	const sb_weight *w = (const sb_weight *)a->w, *up = (const sb_weight *)a->up;
 	linear_part l;
-	if (!a->q || a->list || a->x.rows < 14) {
+	if (!a->q || a->list || a->x.rows < LEAST) {
 		SB_BASE.run[SB_LINEAR](args, chunk, scratch);
 		return;
 	}
 	part_of_linear(a, chunk, &l);
 	const int64_t o0 = chunk % a->per * a->outs, o1 = min64(o0 + a->outs, w->rows);
+	const int64_t rest = l.rows % AMX_ROWS <= REST ? l.rows % AMX_ROWS : 0, rows = l.rows - rest;
 	vf z[TALL], u[TALL];
 	amx_begin();
-	for (int64_t i = 0, m; i < l.rows; i += m) {
-		m = min64(TALL, l.rows - i);
+	for (int64_t i = 0, m; i < rows; i += m) {
+		m = min64(TALL, rows - i);
 		const int64_t tall = (m + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS; // rows of x are padded to sixteen
 		const uint8_t *x = (const uint8_t *)a->q + i * a->q_row;
 		for (int64_t o = o0; o < o1; o += W) {
@@ -198,6 +208,16 @@ static void run_amx(const void *args, int64_t chunk, uint8_t *scratch) {
 		}
 	}
 	_tile_release();
+	if (rest) {
+		sb_linear b = *a;
+		b.x = rows_from(a->x, rows);
+		b.out = rows_from(a->out, rows);
+		b.res = rows_from(a->res, rows);
+		b.ad.t = rows_from(a->ad.t, rows);
+		b.upad.t = rows_from(a->upad.t, rows);
+		b.q += rows * a->q_row;
+		SB_BASE.run[SB_LINEAR](&b, chunk, scratch);
+	}
 }
 #endif
 #endif
