@@ -188,6 +188,11 @@ func BenchmarkToken(b *testing.B) {
 			size, _ := l.kv.PageBytes()
 			l.kv.K, _ = be.Alloc("k", size*blocks)
 			l.kv.V, _ = be.Alloc("v", size*blocks)
+			for _, kv := range []*compute.Buffer{l.kv.K, l.kv.V} {
+				for i := range kv.Bytes { // what nobody wrote may be one page of zeros
+					kv.Bytes[i] = 0x2c
+				}
+			}
 			model[i] = l
 		}
 		head := load(vocab, dim)
