@@ -230,8 +230,8 @@ func isTerminal(w io.Writer) bool {
 func pull(ctx context.Context, hub *models.Downloader, ids []string, drafters bool, out io.Writer, terminal bool) error {
 	var reqs []models.Request
 	add := func(id string, drafter bool) {
-		repo, file, _ := strings.Cut(id, ":")
-		q := models.Request{Repo: repo, File: file, Drafter: drafter}
+		q := models.Named(id)
+		q.Drafter = drafter
 		if !slices.Contains(reqs, q) {
 			reqs = append(reqs, q)
 		}
@@ -244,7 +244,7 @@ func pull(ctx context.Context, hub *models.Downloader, ids []string, drafters bo
 		if target == demoID {
 			return &usageError{fmt.Errorf("%s is part of the program; there is nothing to download", demoID)}
 		}
-		if repo, _, _ := strings.Cut(target, ":"); strings.Count(repo, "/") != 1 {
+		if strings.Count(models.Named(target).Repo, "/") != 1 {
 			return &usageError{fmt.Errorf("%q is not the name of a model on the hub; it should look like mlx-community/Qwen3-4B-8bit", target)}
 		}
 		add(target, false)

@@ -216,6 +216,9 @@ type LoadRequest struct {
 	Unused []string
 }
 
+// auto reports that the mode is left to the engine.
+func (r *LoadRequest) auto() bool { return r.Mode == "" || r.Mode == "auto" }
+
 // State is where the engine stands.
 type State string
 

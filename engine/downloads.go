@@ -65,9 +65,9 @@ func (e *Engine) StartDownload(model string, drafter bool) (Download, error) {
 			model = r.Target
 		}
 	}
-	what := []models.Request{request(model)}
+	what := []models.Request{models.Named(model)}
 	if c, err := models.Resolve(model, "auto", ""); drafter && err == nil && c.Drafter != "" {
-		q := request(c.Drafter)
+		q := models.Named(c.Drafter)
 		q.Drafter = true
 		what = append(what, q)
 	}

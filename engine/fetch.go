@@ -15,7 +15,7 @@ import (
 // can be fetched; mode auto does without it.
 func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report func(State, LoadProgress)) error {
 	o, r := &e.opts, p.request
-	auto := r.Mode == "" || r.Mode == "auto"
+	auto := r.auto()
 	choice := models.Choice{Target: r.Model, Drafter: r.Drafter}
 	if files, kind := o.Builtins[r.Model].drafter(r.Mode); files != nil && r.Drafter == "" {
 		p.drafter, p.mode = &source{id: r.Model + "-" + kind, builtin: files}, kind
@@ -34,7 +34,7 @@ func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report fun
 		if !download || !absent(terr) || !onHub(choice.Target) {
 			return terr
 		}
-		missing = append(missing, request(choice.Target))
+		missing = append(missing, models.Named(choice.Target))
 	}
 	p.target = target
 	if choice.Drafter != "" && p.drafter == nil {
@@ -43,7 +43,7 @@ func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report fun
 		case err == nil:
 			p.drafter = &s
 		case download && absent(err) && onHub(choice.Drafter):
-			q := request(choice.Drafter)
+			q := models.Named(choice.Drafter)
 			q.Drafter = r.Mode != "draft"
 			missing = append(missing, q)
 		case auto && r.Drafter == "":
@@ -83,14 +83,8 @@ func absent(err error) bool {
 // onHub reports that a name is one of the hub (org/name or org/name:file), and not
 // a local name, a path or an address.
 func onHub(name string) bool {
-	repo := request(name).Repo
+	repo := models.Named(name).Repo
 	return strings.Count(repo, "/") == 1 && !strings.ContainsAny(repo[:1], `/.~`) && !strings.Contains(repo, `\`)
-}
-
-// request reads org/name or org/name:file.
-func request(id string) models.Request {
-	repo, file, _ := strings.Cut(id, ":")
-	return models.Request{Repo: repo, File: file}
 }
 
 // fetch downloads and tells how far it is. A download of the same that is under

@@ -196,7 +196,7 @@ func (e *Engine) plan(l *loaded, req *Request, ids []int32) (decode.Job, error) 
 	// mlx_lm.server has no copies, and a seed draws other tokens with them: it was not
 	// asked for them here.
 	seeded := req.Prompt.MLXRules && p.Seed != nil && p.Temperature > 0
-	unasked := j.Mode == decode.Lookup && (l.request.Mode == "" || l.request.Mode == "auto")
+	unasked := j.Mode == decode.Lookup && l.request.auto()
 	if n := req.MaxDraft; n != nil && *n == 0 || seeded && unasked {
 		j.Mode, j.Cap, j.Lookup, j.Controller = decode.Baseline, 0, false, nil
 	} else if n != nil && j.Mode == decode.Draft {

@@ -180,18 +180,16 @@ func (r *Runner) giveLate(l late) {
 	}
 }
 
-// postpone puts off what the drafter is to observe: the first n rows of the step.
+// postpone puts off what the drafter is to observe: the first n rows of the step, at
+// most lateRows.
 func (g *generation) postpone(fused compute.View, n int) error {
-	l, most := &g.late, g.r.lateRows
-	if n > 0 && len(l.ids)+n > most {
+	l := &g.late
+	if n > 0 && len(l.ids)+n > g.r.lateRows {
 		if err := g.catchUp(); err != nil {
 			return err
 		}
 		if err := g.drafts.Flush(&g.stop); err != nil {
 			return err
-		}
-		if n > most {
-			return g.drafts.Observe(g.share.ids[:n], fused, &g.stop)
 		}
 	}
 	if fused.Given() {

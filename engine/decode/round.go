@@ -221,9 +221,10 @@ func adapterKey(a *arch.Adapter) any {
 	return a
 }
 
-// keep commits the first n rows of the step. The drafter reads the taps of a prompt's
-// at once: they are many, and just made. Those of an answer's it reads when it is asked
-// for drafts, many rows together, at the latest when the conversation is stored.
+// keep commits the first n rows of the step. The drafter reads the taps of a prompt's,
+// and of more than can be put off, at once: they are many, and just made. Those of an
+// answer's it reads when it is asked for drafts, many rows together, at the latest when
+// the conversation is stored.
 func (g *generation) keep(n int) error {
 	g.seq.Advance(n)
 	if g.drafts == nil {
@@ -233,13 +234,16 @@ func (g *generation) keep(n int) error {
 	if fused.Given() {
 		fused = fused.Slice(0, n)
 	}
-	if g.share.want != allRows {
-		if err := g.drafts.Observe(g.share.ids[:n], fused, &g.stop); err != nil {
-			return err
-		}
-		return g.drafts.Flush(&g.stop)
+	if g.share.want == allRows && n <= g.r.lateRows {
+		return g.postpone(fused, n)
 	}
-	return g.postpone(fused, n)
+	if err := g.catchUp(); err != nil {
+		return err
+	}
+	if err := g.drafts.Observe(g.share.ids[:n], fused, &g.stop); err != nil {
+		return err
+	}
+	return g.drafts.Flush(&g.stop)
 }
 
 // look finds what can be copied from the context.

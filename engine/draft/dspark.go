@@ -345,14 +345,15 @@ func (x *dsparkContext) Propose(r Request) (Proposal, error) {
 		return Proposal{}, err
 	}
 	width, window := c.block, 0
-	switch {
-	case c.causal:
+	if c.causal {
 		width = min(width, c.start+n)
-	case d.host.Spare > 0 && !r.Whole:
-		width = min(width, c.start+n+d.host.Spare)
-	}
-	if !c.causal && c.window == 0 {
-		window = d.host.Window
+	} else {
+		if d.host.Spare > 0 && !r.Whole {
+			width = min(width, c.start+n+d.host.Spare)
+		}
+		if c.window == 0 {
+			window = d.host.Window
+		}
 	}
 	f, err := x.plan(&p, c.masked(r.Pending, width), c.causal, window)
 	if err != nil {

@@ -311,23 +311,28 @@ func TestClassicChain(t *testing.T) {
 	}
 }
 
+// recordedHead is the recorded prompt and the token after it, a host and a head for it, and
+// the prompt's rows for the head.
+func recordedHead(t *testing.T, b compute.Backend) (prompt []int32, pending int32, host Host, head *DSpark, fused compute.View) {
+	t.Helper()
+	r := record(t, specDir+"/forward_dspark_deepspec.safetensors")
+	var target string
+	r.meta("target", &target)
+	r.meta("prompt_ids", &prompt)
+	r.meta("pending", &pending)
+	host = openHost(t, b, target)
+	head = openDrafter(t, host, "dspark_deepspec").(*DSpark)
+	_, taps := targetForward(t, host, prompt, head.Taps())
+	return prompt, pending, host, head, device(t, b, taps)
+}
+
 // TestFrequent: with Host.Frequent a head drafts what it drafts otherwise wherever
 // that is a frequent id, goes back to all ids for a text of others, and to all at
 // once where it is told to.
 func TestFrequent(t *testing.T) {
 	for _, b := range backends(t) {
 		t.Run(b.Name(), func(t *testing.T) {
-			r := record(t, specDir+"/forward_dspark_deepspec.safetensors")
-			var target string
-			var prompt []int32
-			var pending int32
-			r.meta("target", &target)
-			r.meta("prompt_ids", &prompt)
-			r.meta("pending", &pending)
-			host := openHost(t, b, target)
-			whole := openDrafter(t, host, "dspark_deepspec").(*DSpark)
-			_, taps := targetForward(t, host, prompt, whole.Taps())
-			fused := device(t, b, taps)
+			_, pending, host, whole, fused := recordedHead(t, b)
 			propose := func(d *DSpark, tokens []int32, r Request) []int32 {
 				x, err := d.NewContext(nil)
 				if err != nil {
@@ -394,20 +399,10 @@ func (e *embedded) Submit(p *compute.Program, stop *compute.Stop) (compute.Pendi
 // and all where the whole one is, or as many as there are.
 func TestSpare(t *testing.T) {
 	for _, b := range backends(t) {
-		r := record(t, specDir+"/forward_dspark_deepspec.safetensors")
-		var target string
-		var prompt []int32
-		var pending int32
-		r.meta("target", &target)
-		r.meta("prompt_ids", &prompt)
-		r.meta("pending", &pending)
 		watch := &embedded{Backend: b}
-		host := openHost(t, watch, target)
-		whole := openDrafter(t, host, "dspark_deepspec").(*DSpark)
+		prompt, pending, host, whole, fused := recordedHead(t, watch)
 		host.Spare = 2
 		d := openDrafter(t, host, "dspark_deepspec").(*DSpark)
-		_, taps := targetForward(t, host, prompt, whole.Taps())
-		fused := device(t, b, taps)
 		propose := func(d *DSpark, n int, all bool) ([]int32, int) {
 			x, err := d.NewContext(nil)
 			if err != nil {

@@ -19,6 +19,12 @@ type Request struct {
 	Drafter bool
 }
 
+// Named is the request for org/name or org/name:file.
+func Named(name string) Request {
+	repo, file, _ := strings.Cut(name, ":")
+	return Request{Repo: repo, File: file}
+}
+
 var (
 	repoName     = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?$`)
 	revisionName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}$`)
