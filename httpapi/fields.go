@@ -132,8 +132,8 @@ func (f *fields) number(key string, lo, hi float64) *float64 {
 	if !ok {
 		return nil
 	}
-	x, ok := parseNumber(v)
-	if !ok || want == "float" && !bytes.ContainsAny(v, ".eE") {
+	x, ok := parseNumber(f.counted(v))
+	if !ok || want == "float" && !isFraction(v) {
 		f.badType(key, want)
 		return nil
 	}
@@ -144,13 +144,38 @@ func (f *fields) number(key string, lo, hi float64) *float64 {
 	return &x
 }
 
-// integer reads a whole number within [lo, hi]; 5.0 counts as 5.
+// counted is the number that the profile takes a value for.
+func (f *fields) counted(v json.RawMessage) json.RawMessage {
+	if f.profile.PythonNumbers && isTruth(v) {
+		if string(v) == "true" {
+			return json.RawMessage("1")
+		}
+		return json.RawMessage("0")
+	}
+	return v
+}
+
+// isFraction reports a number that is not written as an integer.
+func isFraction(v json.RawMessage) bool {
+	return !isTruth(v) && bytes.ContainsAny(v, ".eE")
+}
+
+// whole reads an integer of any size that fits; 5.0 counts as 5 unless the profile
+// tells them apart.
+func (f *fields) whole(v json.RawMessage) (int64, bool) {
+	if f.profile.PythonNumbers && isFraction(v) {
+		return 0, false
+	}
+	return parseInteger(f.counted(v))
+}
+
+// integer reads a whole number within [lo, hi].
 func (f *fields) integer(key string, lo, hi int64) *int {
 	v, ok := f.typed(key, "integer")
 	if !ok {
 		return nil
 	}
-	n, ok := parseInteger(v)
+	n, ok := f.whole(v)
 	if !ok {
 		f.badType(key, "integer")
 		return nil

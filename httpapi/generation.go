@@ -50,12 +50,11 @@ func (s *Server) open(c *gin.Context) (f *fields, m asked, err *apiError) {
 	if f, err = s.body(c); err != nil {
 		return
 	}
-	name := f.text("model")
-	if f.err != nil {
-		return f, m, f.err
-	}
-	if name != nil {
+	if name := f.text("model"); name != nil {
 		m.id = *name
+	}
+	if f.err != nil {
+		return // other fields may come before it in the profile's order
 	}
 	if e := s.engine.Check(m.id); e != nil {
 		err = fromEngine(e, "could not use the model")
@@ -167,7 +166,7 @@ func (f *fields) seed() *uint64 {
 	if u, err := strconv.ParseUint(string(v), 10, 64); err == nil {
 		return &u
 	}
-	n, ok := parseInteger(v)
+	n, ok := f.whole(v)
 	if !ok {
 		f.badType("seed", "integer")
 		return nil
@@ -185,7 +184,7 @@ func (f *fields) logitBias() map[int32]float64 {
 	bias := make(map[int32]float64, len(o.raw))
 	for key, v := range o.raw {
 		id, err := strconv.ParseInt(key, 10, 32)
-		x, ok := parseNumber([]byte(strings.Trim(string(v), `"`)))
+		x, ok := parseNumber([]byte(strings.Trim(string(f.counted(v)), `"`)))
 		if err != nil || id < 0 || !ok {
 			f.badValue("logit_bias", "must be a dict of int to float")
 			return nil

@@ -20,6 +20,7 @@ import (
 	"sparkbar/engine"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/models"
+	"sparkbar/httpapi/internal/enginetest"
 )
 
 // mlxAnswer is what a whole answer or a stream says.
@@ -471,4 +472,45 @@ func overTCP(t *testing.T, s *Server, x *mlxExchange) (status int, header http.H
 	head, body, _ := strings.Cut(string(all), "\r\n\r\n")
 	fmt.Sscanf(head, "HTTP/1.1 %d", &status)
 	return status, http.Header{}, body
+}
+
+// TestPythonNumbers: what counts as a number is what Python's isinstance says; each
+// row is what mlx_lm.server 0.32.2 answered.
+func TestPythonNumbers(t *testing.T) {
+	s := New(enginetest.New(enginetest.Say("ok")), Options{Profile: MLXLMProfile()})
+	whole := []string{"max_tokens", "max_completion_tokens", "top_k", "num_draft_tokens", "repetition_context_size", "presence_context_size", "frequency_context_size", "top_logprobs", "seed"}
+	number := []string{"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+	type row struct{ field, value, want string }
+	var rows []row
+	for _, f := range slices.Concat(whole, number) {
+		rows = append(rows, row{f, "true", ""})
+		if !strings.HasPrefix(f, "max_") {
+			rows = append(rows, row{f, "false", ""})
+		}
+	}
+	for _, f := range whole {
+		rows = append(rows, row{f, "1.0", strings.Replace(f, "_completion", "", 1) + " must be of type int"})
+	}
+	for _, f := range number {
+		rows = append(rows, row{f, "1.0", ""}, row{f, "1", ""})
+	}
+	rows = append(rows,
+		row{"max_tokens", "false", "max_tokens must be at least 1"},
+		row{"xtc_probability", "true", "xtc_probability must be of type float"},
+		row{"xtc_threshold", "false", "xtc_threshold must be of type float"},
+		row{"stream", "1", "stream must be of type bool"},
+		row{"logprobs", "1", "logprobs must be of type bool"},
+		row{"logit_bias", `{"1":true}`, ""},
+		// the first in the order of that server, wherever it is read here
+		row{"model", `[],"logprobs":"x"`, "logprobs must be of type bool"},
+		row{"model", `null,"frequency_context_size":{}`, "frequency_context_size must be of type int"},
+	)
+	for _, r := range rows {
+		w := call(s, "POST", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hi"}],"`+r.field+`":`+r.value+`}`)
+		var got struct{ Error string }
+		_ = json.Unmarshal(w.Body.Bytes(), &got)
+		if want := map[bool]int{true: 200, false: 400}[r.want == ""]; w.Code != want || got.Error != r.want {
+			t.Errorf("%s %s: %d %q, want %d %q", r.field, r.value, w.Code, got.Error, want, r.want)
+		}
+	}
 }

@@ -31,6 +31,9 @@ type Profile struct {
 	// Fractions names the fields in which an integer is a value of the wrong
 	// type, as Python has it.
 	Fractions map[string]bool
+	// PythonNumbers has numbers as Python's isinstance has them: true and false are
+	// 1 and 0, and 5.0 is no integer.
+	PythonNumbers bool
 
 	// Smallest max_tokens and top_k that are accepted; 0 tokens mean the
 	// default, and any top_k below 1 means off.
@@ -152,6 +155,7 @@ func MLXLMProfile() Profile {
 		CheckOrder:       order,
 		RefuseNull:       refuseNull,
 		Fractions:        map[string]bool{"xtc_probability": true, "xtc_threshold": true},
+		PythonNumbers:    true,
 		NoMessages:       "Request did not contain messages",
 		NoPrompt:         "Request did not contain a prompt",
 		MinMaxTokens:     1,
