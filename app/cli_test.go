@@ -302,6 +302,16 @@ func TestMLXLMCommandLine(t *testing.T) {
 	if got := arguments([]string{"sparkbar", "serve", "--port", "1"}); !slices.Equal(got, []string{"serve", "--port", "1"}) {
 		t.Error(got)
 	}
+	// The flat form of mlx-dspark.
+	for args, flat := range map[string]bool{"--prompt x --seed 1": true, "--prompt=x": true, "--model demo": true, "--help": false, "--version": false, "--frob": false, "-h": false, "models": false, "": false} {
+		want := strings.Fields(args)
+		if flat {
+			want = append([]string{"generate"}, want...)
+		}
+		if got := arguments(append([]string{"mlx-dspark"}, strings.Fields(args)...)); !slices.Equal(got, want) {
+			t.Errorf("%q is read as %q", args, got)
+		}
+	}
 	if d := httpapi.MLXLMProfile(); d.MaxTokens != 512 {
 		t.Error(d.MaxTokens)
 	}

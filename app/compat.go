@@ -152,12 +152,22 @@ func profileOf(v *config) (httpapi.Profile, error) {
 }
 
 // arguments are those of the command line. Under the name of mlx_lm.server the
-// program is that server.
+// program is that server; flags of `generate` without a command are for it, as
+// mlx-dspark has it.
 func arguments(args []string) []string {
 	if len(args) > 0 && strings.TrimSuffix(filepath.Base(args[0]), ".exe") == "mlx_lm.server" {
 		return append([]string{"serve", "--compat", "mlx-lm"}, args[1:]...)
 	}
-	return args[min(1, len(args)):]
+	args = args[min(1, len(args)):]
+	if len(args) > 0 {
+		if flag, ok := strings.CutPrefix(args[0], "--"); ok {
+			flag, _, _ = strings.Cut(flag, "=")
+			if generateCommand().Flags().Lookup(flag) != nil {
+				return append([]string{"generate"}, args...)
+			}
+		}
+	}
+	return args
 }
 
 // logLevel reads a level in the words of either server.

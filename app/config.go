@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -85,26 +85,11 @@ func checkEnvironment(flags *pflag.FlagSet) (err error) {
 			if text == "" {
 				continue
 			}
-			var fault error
-			var want string
-			switch f.Value.Type() {
-			case "bool":
-				_, fault = strconv.ParseBool(text)
-				want = "true or false"
-			case "int":
-				_, fault = strconv.ParseInt(text, 0, 0)
-				want = "a whole number"
-			case "uint64":
-				_, fault = strconv.ParseUint(text, 0, 64)
-				want = "a whole number, at least 0"
-			case "float64":
-				_, fault = strconv.ParseFloat(text, 64)
-				want = "a number"
-			case "duration":
-				_, fault = time.ParseDuration(text)
-				want = "a duration, such as 30m"
-			}
-			if fault != nil {
+			if fault := holds(f.Value, text); fault != nil {
+				want := "a value that --" + f.Name + " takes"
+				if known, ok := valueNames[f.Value.Type()]; ok {
+					want = known
+				}
 				err = fmt.Errorf("%s must be %s, got '%s'", name, want, text)
 			}
 			return
@@ -113,10 +98,37 @@ func checkEnvironment(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
+// valueNames are kinds of flags as people call their values.
+var valueNames = map[string]string{"bool": "true or false", "int": "a whole number", "uint64": "a whole number, at least 0", "float64": "a number", "duration": "a duration, such as 30m"}
+
+// holds tries a text on a new value of a flag's kind; a list takes any text.
+func holds(flag pflag.Value, text string) error {
+	kind := reflect.TypeOf(flag)
+	if _, list := flag.(pflag.SliceValue); list || kind.Kind() != reflect.Pointer {
+		return nil
+	}
+	value, ok := reflect.New(kind.Elem()).Interface().(pflag.Value)
+	if !ok {
+		return nil
+	}
+	return value.Set(text)
+}
+
 // list is a flag with several values; in the environment commas separate them.
 func (c *config) list(key string) []string {
 	if s, ok := c.Get(key).(string); ok {
 		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
+	}
+	return c.GetStringSlice(key)
+}
+
+// texts is a flag that may be repeated, whose values may hold commas; in the environment
+// and in the settings it has one value.
+func (c *config) texts(key string) []string {
+	if s, ok := c.Get(key).(string); ok && s != "" {
+		return []string{s}
+	} else if ok {
+		return nil
 	}
 	return c.GetStringSlice(key)
 }

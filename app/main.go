@@ -34,7 +34,7 @@ func root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "sparkbar",
 		Short:         "A private LLM endpoint with lossless speculative decoding",
-		Long:          "Sparkbar serves local language models over the OpenAI and Anthropic HTTP APIs,\nwith an engine of its own and lossless speculative decoding.\n\nWithout a command it is the app of the menu bar on macOS, and `sparkbar serve` elsewhere.",
+		Long:          "Sparkbar serves local language models over the OpenAI and Anthropic HTTP APIs,\nwith an engine of its own and lossless speculative decoding.\n\nWithout a command it is the app of the menu bar on macOS, and `sparkbar serve` elsewhere; flags of\n`sparkbar generate` without a command are for that.\n\nA command ends with 0, with 1 where something failed, and with 2 for a mistake on the command line.",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -244,7 +244,7 @@ func pull(ctx context.Context, hub *models.Downloader, ids []string, drafters bo
 		if target == demoID {
 			return &usageError{fmt.Errorf("%s is part of the program; there is nothing to download", demoID)}
 		}
-		if strings.Count(models.Named(target).Repo, "/") != 1 {
+		if !models.OnHub(target) {
 			return &usageError{fmt.Errorf("%q is not the name of a model on the hub; it should look like mlx-community/Qwen3-4B-8bit", target)}
 		}
 		add(target, false)

@@ -281,6 +281,9 @@ func TestPullNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"demo":                       "demo is part of the program",
 		"nowhere":                    `"nowhere" is not the name`,
+		"./org/it":                   `"./org/it" is not the name`,
+		"./it":                       `"./it" is not the name`,
+		"org/i t":                    `"org/i t" is not the name`,
 		"https://hub.example/org/it": `"https://hub.example/org/it" is not the name`,
 	} {
 		if _, err := command1(t, "", "pull", "--offline", name); err == nil || exitCode(err) != 2 || !strings.Contains(err.Error(), want) {

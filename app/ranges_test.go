@@ -1,8 +1,12 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // TestRanges: numbers that cannot be end the program at its start, with the name of
@@ -65,4 +69,28 @@ func TestEnvironmentValues(t *testing.T) {
 	t.Setenv("SPARKBAR_NO_MODEL", "1")
 	t.Setenv("SPARKBAR_MAX_BATCH", "many")
 	startAnyServe(t, "--max-batch", "2")
+}
+
+// TestHolds: every kind of flag that commands have is one whose values can be tried, or a
+// text or list that holds any.
+func TestHolds(t *testing.T) {
+	var visit func(cmd *cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			kind := f.Value.Type()
+			if err := holds(f.Value, f.DefValue); err != nil {
+				t.Errorf("%s --%s does not hold its default: %v", cmd.Name(), f.Name, err)
+			}
+			if err := holds(f.Value, "\x00"); (err == nil) != slices.Contains([]string{"string", "stringSlice", "stringArray"}, kind) {
+				t.Errorf("%s --%s (%s): %v", cmd.Name(), f.Name, kind, err)
+			}
+			if valueNames[kind] == "" && holds(f.Value, "\x00") != nil {
+				t.Errorf("%s --%s: nobody says what a %s is", cmd.Name(), f.Name, kind)
+			}
+		})
+		for _, c := range cmd.Commands() {
+			visit(c)
+		}
+	}
+	visit(root())
 }

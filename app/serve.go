@@ -60,7 +60,7 @@ func serverFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.String("host", "127.0.0.1", "address to listen on")
 	f.Int("port", 8080, "port to listen on (0 = any free one)")
-	f.StringSlice("api-key", nil, "key that clients must present; may be repeated")
+	f.StringArray("api-key", nil, "key that clients must present; may be repeated")
 	f.String("api-key-file", "", "file with one key per line")
 	f.StringSlice("allow-host", nil, "name accepted in the Host header besides loopback names; * = any")
 	f.StringSlice("cors-origin", nil, "web origin whose pages may call the API; * = any")
@@ -212,7 +212,7 @@ func findings(v *config, hubErr error) []engine.Finding {
 	if u := v.file.unknown.Load(); u != nil && len(*u) > 0 {
 		list = append(list, engine.Finding{Code: "unknown_settings", Level: engine.LevelAttention, Message: "the settings file has keys that mean nothing here: " + strings.Join(*u, ", "), Fix: "`sparkbar config get` lists the keys there are"})
 	}
-	if host := v.GetString("host"); host != "" && host != "localhost" && len(v.list("api-key")) == 0 && v.GetString("api-key-file") == "" {
+	if host := v.GetString("host"); host != "" && host != "localhost" && len(v.texts("api-key")) == 0 && v.GetString("api-key-file") == "" {
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
 			list = append(list, engine.Finding{Code: "open", Level: engine.LevelProblem, Message: "the server listens on " + host + " without a key, so everybody in the network can use it", Fix: "set --api-key, or listen on 127.0.0.1"})
 		}
@@ -283,7 +283,7 @@ func backendOf(v *config) (backendChoice, error) {
 // keys collects the API keys of flags, environment and file; keychain resolves
 // the one that the Keychain holds.
 func keys(v *config, keychain func() (string, error)) ([]string, error) {
-	list := slices.Clone(v.list("api-key"))
+	list := slices.Clone(v.texts("api-key"))
 	for i, k := range list {
 		if k == keychainKey {
 			var err error

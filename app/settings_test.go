@@ -282,3 +282,40 @@ func TestServeFollowsSettings(t *testing.T) {
 		t.Error(status, v)
 	}
 }
+
+// TestKeys: a key given once is one key, whatever it holds; repeated flags and the lines
+// of a file are several.
+func TestKeys(t *testing.T) {
+	dir := t.TempDir()
+	config, file := filepath.Join(dir, "c.yaml"), filepath.Join(dir, "keys")
+	t.Setenv("SPARKBAR_CONFIG", config)
+	if err := os.WriteFile(file, []byte("x,1\n\ny\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check := func(want []string, args ...string) {
+		t.Helper()
+		cmd := serveCommand()
+		if err := cmd.ParseFlags(args); err != nil {
+			t.Fatal(err)
+		}
+		v, err := bind(cmd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := keys(v, func() (string, error) { return "", errors.New("no Keychain here") })
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %q %v, want %q", args, got, err, want)
+		}
+	}
+	check(nil)
+	check([]string{"a,b"}, "--api-key", "a,b")
+	check([]string{`a,"b`, "[c]"}, "--api-key", `a,"b`, "--api-key=[c]")
+	check([]string{"a,b", "x,1", "y"}, "--api-key", "a,b", "--api-key-file", file)
+	if err := os.WriteFile(config, []byte("server: {api_key: \"s,t\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check([]string{"s,t"})
+	t.Setenv("SPARKBAR_API_KEY", "e,f")
+	check([]string{"e,f"})
+	check([]string{"a"}, "--api-key", "a")
+}

@@ -71,7 +71,7 @@ func (e *Engine) StartDownload(model string, drafter bool) (Download, error) {
 		q.Drafter = true
 		what = append(what, q)
 	}
-	if !onHub(model) {
+	if !models.OnHub(model) {
 		_, err := e.opts.locate(model, "model")
 		if err == nil {
 			err = &Error{Kind: ErrInvalid, Field: "model", Message: fmt.Sprintf("%q is a folder or file of this machine; a model of the hub is called org/name", clip(model))}

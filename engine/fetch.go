@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"sparkbar/engine/models"
@@ -31,7 +30,7 @@ func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report fun
 	var missing []models.Request // the target first
 	target, terr := o.locate(choice.Target, "model")
 	if terr != nil {
-		if !download || !absent(terr) || !onHub(choice.Target) {
+		if !download || !absent(terr) || !models.OnHub(choice.Target) {
 			return terr
 		}
 		missing = append(missing, models.Named(choice.Target))
@@ -42,7 +41,7 @@ func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report fun
 		switch {
 		case err == nil:
 			p.drafter = &s
-		case download && absent(err) && onHub(choice.Drafter):
+		case download && absent(err) && models.OnHub(choice.Drafter):
 			q := models.Named(choice.Drafter)
 			q.Drafter = r.Mode != "draft"
 			missing = append(missing, q)
@@ -78,13 +77,6 @@ func (e *Engine) resolve(ctx context.Context, p *plan, download bool, report fun
 func absent(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Kind == ErrModelNotFound
-}
-
-// onHub reports that a name is one of the hub (org/name or org/name:file), and not
-// a local name, a path or an address.
-func onHub(name string) bool {
-	repo := models.Named(name).Repo
-	return strings.Count(repo, "/") == 1 && !strings.ContainsAny(repo[:1], `/.~`) && !strings.Contains(repo, `\`)
 }
 
 // fetch downloads and tells how far it is. A download of the same that is under

@@ -188,7 +188,7 @@ func TestDownloadFails(t *testing.T) {
 	h := newHub(t, map[string]map[string][]byte{"me/qwen3-4b-demo": target, "org/odd": {"readme.md": []byte("x")}})
 	e := fetching(t, h, false)
 	ctx := context.Background()
-	for model, kind := range map[string]engine.ErrorKind{"org/none": engine.ErrModelNotFound, "nowhere": engine.ErrModelNotFound, "org/odd": engine.ErrInvalid, "a/b/c": engine.ErrModelNotFound, "../x": engine.ErrModelNotFound, "a/b--c": engine.ErrInvalid} {
+	for model, kind := range map[string]engine.ErrorKind{"org/none": engine.ErrModelNotFound, "nowhere": engine.ErrModelNotFound, "org/odd": engine.ErrInvalid, "a/b/c": engine.ErrModelNotFound, "../x": engine.ErrModelNotFound, "a/b--c": engine.ErrModelNotFound} {
 		if _, err := e.Load(ctx, engine.LoadRequest{Model: model}); kindOf(err) != kind {
 			t.Errorf("%s: %q %v", model, kindOf(err), err)
 		}

@@ -26,14 +26,21 @@ func Named(name string) Request {
 }
 
 var (
-	repoName     = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?$`)
+	repoName     = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}$`)
 	revisionName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_./-]{0,199}$`)
 	shardName    = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.safetensors$`)
 	splitGGUF    = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.gguf$`)
 )
 
+// OnHub reports that a name is one of the hub, org/name or org/name:file, and not a
+// local name, a path or an address.
+func OnHub(name string) bool {
+	repo := Named(name).Repo
+	return repoName.MatchString(repo) && !strings.Contains(repo, "--") && !strings.Contains(repo, "..") && !strings.HasSuffix(repo, ".git")
+}
+
 func (r *Request) check() error {
-	if !repoName.MatchString(r.Repo) || strings.Contains(r.Repo, "--") || strings.Contains(r.Repo, "..") || strings.HasSuffix(r.Repo, ".git") {
+	if !OnHub(r.Repo) {
 		return failure(ErrInvalid, "", nil, "%q is not the name of a model on the hub; it should look like mlx-community/Qwen3-4B-8bit", clip(r.Repo, 100))
 	}
 	if r.Revision == "" {

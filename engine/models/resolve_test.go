@@ -98,3 +98,16 @@ func TestResolveErrors(t *testing.T) {
 		t.Error(c, err)
 	}
 }
+
+func TestOnHub(t *testing.T) {
+	for name, want := range map[string]bool{"mlx-community/Qwen3-4B-8bit": true, "org/name:Q4_K_M": true, "o/n.gguf": true, "_a/b-c.d_e": true,
+		"": false, "name": false, "/abs/path": false, "./rel": false, "../up": false, "~/home": false, "a/b/c": false, `a\b/c`: false, "org/": false, "/name": false, "org/na me": false,
+		"https://hub/x": false, "org/.hidden": false, "org/a--b": false, "org/a..b": false, "org/a.git": false, "org/name\n": false, ":file": false} {
+		if OnHub(name) != want {
+			t.Errorf("%q is on the hub: %v", name, !want)
+		}
+		if r := Named(name); (r.check() == nil) != want {
+			t.Errorf("%q would be asked for: %v", name, !want)
+		}
+	}
+}
