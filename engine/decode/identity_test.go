@@ -14,6 +14,7 @@ import (
 	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/draft"
+	"sparkbar/engine/draft/ngram"
 	"sparkbar/engine/internal/testmodel"
 	"sparkbar/engine/sample"
 )
@@ -259,6 +260,30 @@ func TestEnds(t *testing.T) {
 					t.Errorf("%s, stop at %d: %v (%s) in %d rounds, %d calls", w.name, stop, out.Tokens, out.Finish, rounds, calls)
 				}
 			}
+		}
+	}
+}
+
+// Copies stop before an end token: it comes from the row before it as well.
+func TestCopiesEndBeforeEndTokens(t *testing.T) {
+	for _, c := range []struct {
+		text, end, want []int32
+	}{
+		{[]int32{1, 2, 3, 4, 5, 9, 6, 7, 1, 2, 3}, nil, []int32{4, 5, 9, 6, 7, 1}},
+		{[]int32{1, 2, 3, 4, 5, 9, 6, 7, 1, 2, 3}, []int32{8, 9}, []int32{4, 5}},
+		{[]int32{1, 2, 3, 9, 5, 4, 6, 7, 1, 2, 3}, []int32{9, 8}, nil},
+	} {
+		x, err := ngram.New(ngram.Standalone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.Append(c.text...)
+		g := &generation{j: Job{Mode: Lookup, MaxTokens: 50, End: map[int32]bool{}}, index: x}
+		for _, id := range c.end {
+			g.j.End[id] = true
+		}
+		if g.look(); !slices.Equal(g.copied, c.want) {
+			t.Errorf("of %v with the ends %v %v is copied, wants %v", c.text, c.end, g.copied, c.want)
 		}
 	}
 }

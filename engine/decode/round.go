@@ -3,6 +3,7 @@ package decode
 import (
 	"context"
 	"math"
+	"slices"
 	"time"
 
 	"sparkbar/engine/arch"
@@ -259,6 +260,11 @@ func (g *generation) look() {
 	g.copied = g.index.Propose(nil, most, g.gate.Allowed())
 	if g.offered = len(g.copied); g.j.Controller != nil {
 		g.copied = g.copied[:g.j.Controller.Copies(g.offered, g.index.Draft())]
+	}
+	// An end token comes just as well from the row before it, and nothing after it
+	// counts. A prompt that is copied to its end has one there.
+	if end := slices.IndexFunc(g.copied, func(id int32) bool { return g.j.End[id] }); end >= 0 {
+		g.copied = g.copied[:end]
 	}
 }
 

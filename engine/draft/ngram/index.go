@@ -23,6 +23,8 @@ const (
 	// longMatch is the matched length from which a draft may grow to twice
 	// the match.
 	longMatch = 8
+	// mostMatch is how far two matches are compared.
+	mostMatch = 64
 	// maxN bounds Config.MaxN, so that one token costs little.
 	maxN = 16
 	// maxTokens is where an index forgets its older half (about 40 MB).
@@ -39,6 +41,7 @@ type Index struct {
 	tokens []int32
 	tables []table // one per n, from MinN up
 	seed   uint64  // of the hashes, so that no prompt can aim at collisions
+	next   int     // where the last copy goes on; 0 = nowhere
 }
 
 // New returns an empty index.
@@ -68,6 +71,9 @@ func (x *Index) Append(tokens ...int32) {
 		}
 		x.tokens = append(x.tokens, t)
 		x.enter()
+		if x.next > 0 {
+			x.next++
+		}
 	}
 }
 
@@ -85,20 +91,29 @@ func (x *Index) enter() {
 // forget drops the older half of the tokens and indexes the rest anew.
 func (x *Index) forget() {
 	kept := append([]int32(nil), x.tokens[len(x.tokens)-x.limit/2:]...)
-	x.tokens = x.tokens[:0]
+	x.tokens, x.next = x.tokens[:0], 0
 	for i := range x.tables {
 		x.tables[i] = table{seed: x.seed}
 	}
 	x.Append(kept...)
 }
 
-// Propose appends up to max draft tokens to dst: the tokens that followed the
-// latest earlier occurrence of the longest known suffix. It appends nothing on
-// a miss. A match of at least 8 tokens earns twice its length, up to
-// Config.LongDraft, when long is true ([Gate.Allowed]).
+// Propose appends up to max draft tokens to dst: those after the place where the
+// last copy goes on, if no less matches there than at the latest earlier occurrence
+// of the longest known suffix, else those after that one. It appends nothing on a
+// miss. A match of at least 8 tokens earns twice its length, up to Config.LongDraft,
+// when long is true ([Gate.Allowed]).
+//
+// The reference always takes the latest occurrence, and stops where the text does.
+// But parts of a file begin alike, and the one copied from is then the right one,
+// also past a token that differed; and what repeats itself every few tokens goes on
+// doing so, for longer than one turn.
 func (x *Index) Propose(dst []int32, max int, long bool) []int32 {
 	end := x.source()
-	if end == 0 {
+	if m := x.matched(x.next, mostMatch); m >= x.cfg.MinN && m >= x.matched(end, mostMatch) {
+		end = x.next
+	}
+	if x.next = end; end == 0 {
 		return dst
 	}
 	length := x.cfg.Draft
@@ -107,11 +122,15 @@ func (x *Index) Propose(dst []int32, max int, long bool) []int32 {
 			length = min(x.cfg.LongDraft, 2*m)
 		}
 	}
-	length = min(length, max, len(x.tokens)-end)
-	if length <= 0 {
-		return dst
+	turn := len(x.tokens) - end // until the copy is of itself
+	for i := range min(length, max) {
+		if i < turn {
+			dst = append(dst, x.tokens[end+i])
+		} else {
+			dst = append(dst, dst[len(dst)-turn])
+		}
 	}
-	return append(dst, x.tokens[end:end+length]...)
+	return dst
 }
 
 // source returns the position after the match to copy from, 0 if there is
