@@ -78,10 +78,13 @@ var errIntersection = errors.New("intersections of character classes are support
 
 // translatePattern rewrites an Oniguruma (Ruby syntax) pattern for the engine in use: possessive
 // quantifiers become atomic groups, nested character classes are flattened, the intersection with a negated
-// class becomes a subtraction, \x{…} becomes the character, and the flag m ("dot matches line breaks") becomes s.
+// class becomes a subtraction, \x{…} becomes the character, the flag m ("dot matches line breaks") becomes s, and
+// without regard to case s is also ſ, which the engine, comparing lower case, tells apart.
 func translatePattern(p string) (string, error) {
 	var out []byte
 	var groups []int // where the open groups start in out
+	var folds []bool // fold before each of them
+	fold := false    // case means nothing here
 	atom := -1       // where the last atom starts in out; -1: nothing to repeat
 	for i := 0; i < len(p); {
 		rest := p[i:]
@@ -116,17 +119,22 @@ func translatePattern(p string) (string, error) {
 			if err != nil {
 				return "", err
 			}
+			if fold {
+				s = foldLongS(s)
+			}
 			atom = len(out)
 			out = append(out, s...)
 			i += n
 		case '(':
-			groups = append(groups, len(out))
+			groups, folds = append(groups, len(out)), append(folds, fold)
 			if flags := inlineFlags.FindString(rest); flags != "" {
 				out = append(out, strings.ReplaceAll(flags, "m", "s")...)
 				i += len(flags)
-				if strings.HasSuffix(flags, ")") {
-					groups = groups[:len(groups)-1]
+				if strings.HasSuffix(flags, ")") { // for the rest of the group around
+					groups, folds = groups[:len(groups)-1], folds[:len(folds)-1]
 				}
+				on, off, _ := strings.Cut(flags, "-")
+				fold = (fold || strings.Contains(on, "i")) && !strings.Contains(off, "i")
 			} else {
 				out = append(out, '(')
 				i++
@@ -142,6 +150,7 @@ func translatePattern(p string) (string, error) {
 				return "", errors.New("unbalanced )")
 			}
 			atom, groups = groups[len(groups)-1], groups[:len(groups)-1]
+			fold, folds = folds[len(folds)-1], folds[:len(folds)-1]
 			out = append(out, ')')
 			i++
 		case '*', '+', '?':
@@ -162,13 +171,31 @@ func translatePattern(p string) (string, error) {
 			out = append(out, c)
 			i++
 		default:
-			_, size := utf8.DecodeRuneInString(rest)
+			r, size := utf8.DecodeRuneInString(rest)
 			atom = len(out)
-			out = append(out, rest[:size]...)
+			if fold && strings.ContainsRune("sSſ", r) {
+				out = append(out, "[sſ]"...)
+			} else {
+				out = append(out, rest[:size]...)
+			}
 			i += size
 		}
 	}
 	return string(out), nil
+}
+
+// foldLongS adds s to a translated class that holds ſ, and the other way round.
+func foldLongS(class string) string {
+	re, err := regexp2.Compile("(?i)"+class, regexp2.None)
+	if err != nil || strings.Contains(class, "-[") { // the whole pattern's fault; a subtraction stays as it is
+		return class
+	}
+	negated := strings.HasPrefix(class, "[^")
+	inside := func(s string) bool { ok, _ := re.MatchString(s); return ok != negated }
+	if s, long := inside("s"), inside("ſ"); s != long {
+		return strings.TrimSuffix(class, "]") + "sſ]"
+	}
+	return class
 }
 
 // translateEscape translates the escape that s starts with and returns its length in s.

@@ -465,7 +465,10 @@ func TestTranslatePattern(t *testing.T) {
 		`a++b*+c?+`:                `(?>a+)(?>b*)(?>c?)`,
 		`[^\r\n]?+\p{L}+?`:         `(?>[^\r\n]?)\p{L}+?`,
 		`(?:ab|c)++`:               `(?>(?:ab|c)+)`,
-		`(?i:'s)|x(?=y)(?<!z)`:     `(?i:'s)|x(?=y)(?<!z)`,
+		`(?i:'s)|s(?=y)(?<!z)`:     `(?i:'[sſ])|s(?=y)(?<!z)`,
+		`(?i)s(?-i:S)ſ`:            `(?i)[sſ](?-i:S)[sſ]`,
+		`((?i)s)s(?i:[sd][^s]a)`:   `((?i)[sſ])s(?i:[sdsſ][^ssſ]a)`,
+		`(?i:[a-z]+[t]\s)`:         `(?i:[a-zsſ]+[t]\s)`,
 		`\x{4E00}-\x{2E}`:          `一-\.`,
 		`[^(\s|[.,])]+`:            `[^(\s|.,)]+`,
 		`[]a]`:                     `[\]a]`,
@@ -519,6 +522,35 @@ func TestKnownPatterns(t *testing.T) {
 			if got, want := collect(scanner), collect(general); !slices.Equal(got, want) {
 				t.Fatalf("%q\n on %+q\n got  %+q\n want %+q", pattern, text, got, want)
 			}
+		}
+	}
+}
+
+// TestLongS: where case means nothing, s is ſ, in letters and classes, as the library of
+// recorded tokenizers has it.
+func TestLongS(t *testing.T) {
+	for pattern, want := range map[string]string{
+		`(?i:'s)|z+`:          "a 'ſ b",
+		`'(?i:[sdmt]|ll)`:     "a 'ſ b",
+		`'(?i:[a-z])`:         "a 'ſ b",
+		`(?i)'s`:              "a 'ſ b",
+		`(?i:'[^s])`:          "a'ſb",
+		`(?i:x(?-i:'s))|'s|ſ`: "a' ſ b",
+		`(?i:\w'ſ)`:           "a'ſ b",
+	} {
+		re, err := compileRegex(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const text = "a'ſb"
+		var got []string
+		last := 0
+		re.each(text, func(start, end int) {
+			got, last = append(got, text[last:start], text[start:end]), end
+		})
+		got = slices.DeleteFunc(append(got, text[last:]), func(s string) bool { return s == "" })
+		if s := strings.Join(got, " "); s != want {
+			t.Errorf("%s: %q, want %q", pattern, s, want)
 		}
 	}
 }
