@@ -373,6 +373,49 @@ func TestCopiesTimed(t *testing.T) {
 	}
 }
 
+// TestOnlyCopies: where there is no drafter copies are expected to hold, as many as a
+// long match offers; of those that fail fewer are tried, and then next to none.
+func TestOnlyCopies(t *testing.T) {
+	costs := &Costs{Verify: NewCurve(map[int]float64{1: 40, 2: 60, 7: 80}), Grid: map[int]Curve{8: NewCurve(map[int]float64{1: 90, 4: 260})}}
+	begin := func(most int) *Controller {
+		return NewController(costs, ControllerConfig{MaxCap: most, Park: true, Patient: true}).Begin(100)
+	}
+	c := begin(0)
+	if n, beside := c.Copies(32, 6), begin(7).Copies(32, 6); n < 16 || beside > firstCopies {
+		t.Errorf("of 32 copies %d are tried, beside a drafter %d", n, beside)
+	}
+	if c.Cap() != 0 {
+		t.Errorf("%d drafts without a drafter", c.Cap())
+	}
+	before := c.Copies(32, 6)
+	tried := 0
+	for i := range 40 {
+		n := c.Copies(32, 6)
+		if n > before {
+			t.Fatalf("after %d failures %d copies are tried, before %d", i, n, before)
+		}
+		if n > 0 {
+			before = n
+			tried++
+			c.Copied(32, 6, n, 0, 0)
+		} else {
+			c.Update(0, 0, 1, 40)
+		}
+	}
+	if before > 2 || tried > 30 {
+		t.Errorf("%d of 40 offers are still taken, of %d copies at last", tried, before)
+	}
+	if n := c.Copies(6, 6); n < 3 {
+		t.Errorf("after a short match %d copies are tried", n)
+	}
+	for range 20 {
+		c.Copied(32, 6, 8, 8, 0)
+	}
+	if n := c.Copies(32, 6); n < 16 {
+		t.Errorf("once they hold again %d copies are tried", n)
+	}
+}
+
 // TestSlowMachine: drafts that a machine rejects are given up, and those that it
 // accepts are made, whether it was slow while rounds without drafts were timed, or
 // while those with drafts were.
@@ -421,8 +464,8 @@ func TestUntimed(t *testing.T) {
 		c.Update(2, 2, 3, 0)
 		c.Copied(4, 4, 4, 4, 0)
 	}
-	if len(all.times) > 0 || all.copies.rounds > 0 || all.corr != 1 {
-		t.Errorf("times %v, of copies %v, of all %v", all.times, all.copies, all.corr)
+	if len(all.times) > 0 || all.copying.rounds > 0 || all.corr != 1 {
+		t.Errorf("times %v, of copies %v, of all %v", all.times, all.copying, all.corr)
 	}
 }
 

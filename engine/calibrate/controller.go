@@ -19,7 +19,7 @@ type Controller struct {
 	plain       ratio // of rounds without drafts, the last at round plainAt
 	plainAt     int
 	times       map[int]ratio // by cap, over plain
-	copies      ratio         // of rounds with copies, over plain
+	copying     ratio         // of rounds with copies, over plain
 	curve       Curve         // of forwards by their rows
 	timedRounds int
 
@@ -41,7 +41,7 @@ type timing struct {
 
 // ControllerConfig sets up a [Controller]. Zero values mean the defaults.
 type ControllerConfig struct {
-	MaxCap     int     // largest cap, at least 1
+	MaxCap     int     // largest cap; 0 = 1, or if Patient no drafter at all, only copies
 	Park       bool    // cap 0 (plain decoding) is allowed
 	PriorP     float64 // acceptance before any observation; default 0.65
 	ProbeEvery int     // while parked, every n-th round drafts; default 8
@@ -67,12 +67,15 @@ const (
 
 // NewController returns a controller over validated costs.
 func NewController(costs *Costs, cfg ControllerConfig) *Controller {
-	c := &Controller{costs: costs, maxCap: max(1, cfg.MaxCap), park: cfg.Park, probe: cfg.ProbeEvery, patient: cfg.Patient, p: cfg.PriorP, corr: 1, timings: map[int]timing{}, times: map[int]ratio{}, curve: costs.steps()}
+	c := &Controller{costs: costs, maxCap: max(0, cfg.MaxCap), park: cfg.Park, probe: cfg.ProbeEvery, patient: cfg.Patient, p: cfg.PriorP, corr: 1, timings: map[int]timing{}, times: map[int]ratio{}, curve: costs.steps()}
 	if c.p == 0 {
 		c.p = defaultPriorP
 	}
 	if c.probe <= 0 {
 		c.probe = defaultProbe
+	}
+	if !c.patient {
+		c.maxCap = max(1, c.maxCap)
 	}
 	c.best = min(DefaultCap, c.maxCap)
 	return c
@@ -88,7 +91,7 @@ func (c *Controller) Cap() int {
 		due = c.rounds >= c.next
 	}
 	if c.best == 0 && due {
-		return 1
+		return min(1, c.maxCap)
 	}
 	return c.best
 }

@@ -24,16 +24,25 @@ const (
 	parkMargin   = 1.05 // what drafts must gain at least
 	firstGap     = 32   // rounds between tries, doubled by each that fails up to mostGap,
 	parkedGap    = 24   // and from the end of drafts that paid to the first
-	shortPrior   = 0.5  // acceptance of a copy after a short match
-	longPrior    = 0.9  // and after a long one
-	firstCopies  = 3    // so many of a request's first ones of a kind at most
+	firstCopies  = 3    // so many of a request's first ones of a kind at most, beside a drafter
 	firstSkip    = 4    // copies that are turned down before one is tried again
+)
+
+// prior is an acceptance before any observation, and how many it counts for.
+type prior struct{ p, weight float64 }
+
+// Acceptance of copies after a short and after a long match: beside a drafter, which
+// is there for any text, and where nothing else proposes, for texts that repeat much.
+var (
+	besideDrafter = [2]prior{{0.5, 2}, {0.9, 2}}
+	onlyCopies    = [2]prior{{0.65, 2}, {0.98, 10}}
 )
 
 // request is the state of a patient controller's request.
 type request struct {
-	drafts, short, long trials // of the drafter, of copies
-	sure                bool   // earlier requests say that drafts are worth it
+	drafts trials
+	copies [2]trials // after a short match, after a long one
+	sure   bool      // earlier requests say that drafts are worth it
 }
 
 // trials count how many drafts were accepted, given that all before them were.
@@ -53,8 +62,8 @@ func (t *trials) see(drafts, accepted int) {
 }
 
 // p is the chance of the next draft.
-func (t *trials) p(prior float64) float64 {
-	return (priorWeight*prior + t.hits) / (priorWeight + t.tries)
+func (t *trials) p(from prior) float64 {
+	return (from.weight*from.p + t.hits) / (from.weight + t.tries)
 }
 
 // Begin returns the controller of one request, whose prompt has depth tokens. One
@@ -65,12 +74,15 @@ func (c *Controller) Begin(depth int) *Controller {
 		return c
 	}
 	r := &Controller{costs: c.costs, maxCap: c.maxCap, park: c.park, probe: c.probe, patient: true, shared: c, gap: firstGap, depth: c.depth, request: &request{}}
+	r.p = r.acceptance()
+	if c.maxCap == 0 {
+		return r
+	}
 	if r.request.sure = !c.park || r.gain(firstCap) >= surely; r.request.sure {
 		r.best = r.choose()
 	} else {
 		r.next = firstTry
 	}
-	r.p = r.acceptance()
 	return r
 }
 
@@ -99,7 +111,7 @@ func (c *Controller) rateOf(cap int) float64 {
 
 // acceptance is the chance of a draft in this request.
 func (c *Controller) acceptance() float64 {
-	return c.request.drafts.p(max(c.shared.p, leastPrior))
+	return c.request.drafts.p(prior{max(c.shared.p, leastPrior), priorWeight})
 }
 
 // saw takes in a round of the request.
@@ -201,12 +213,12 @@ func (c *Controller) Copies(n, base int) int {
 	if c.request == nil || n == 0 {
 		return n
 	}
-	t, prior := c.request.of(n, base)
-	p := t.p(prior)
+	t, from := c.trialsOf(n, base)
+	p := t.p(from)
 	rate := func(k int) float64 {
-		ms := c.copying(k)
-		if k > 0 && c.shared.copies.rounds >= enoughTimings {
-			ms *= c.shared.copies.ratio
+		ms := c.withCopies(k)
+		if k > 0 && c.shared.copying.rounds >= enoughTimings {
+			ms *= c.shared.copying.ratio
 		}
 		if ms > 0 {
 			return Expected(k, p) / ms
@@ -214,7 +226,7 @@ func (c *Controller) Copies(n, base int) int {
 		return 0
 	}
 	best := 0
-	if t.tries == 0 {
+	if t.tries == 0 && c.maxCap > 0 {
 		n = min(n, firstCopies)
 	}
 	for k := 1; k <= n; k++ {
@@ -233,8 +245,8 @@ func (c *Controller) Copies(n, base int) int {
 	return best
 }
 
-// copying is the expected time of a round with k copies.
-func (c *Controller) copying(k int) float64 {
+// withCopies is the expected time of a round with k copies.
+func (c *Controller) withCopies(k int) float64 {
 	return c.shared.curve.At(k+1) + c.costs.deeper(k+1, c.depth)
 }
 
@@ -245,8 +257,8 @@ func (c *Controller) Copied(n, base, tried, accepted int, ms float64) {
 		return
 	}
 	s := c.shared
-	s.copies.follow(s.overPlain(ms/c.copying(tried)), 1)
-	t, _ := c.request.of(n, base)
+	s.copying.follow(s.overPlain(ms/c.withCopies(tried)), 1)
+	t, _ := c.trialsOf(n, base)
 	t.see(tried, accepted)
 	switch t.skipped = 0; {
 	case accepted > 0:
@@ -256,11 +268,16 @@ func (c *Controller) Copied(n, base, tried, accepted int, ms float64) {
 	}
 }
 
-func (r *request) of(n, base int) (*trials, float64) {
-	if n > base {
-		return &r.long, longPrior
+// trialsOf returns what the request knows of such copies, and what holds before that.
+func (c *Controller) trialsOf(n, base int) (*trials, prior) {
+	priors, i := &onlyCopies, 0
+	if c.maxCap > 0 {
+		priors = &besideDrafter
 	}
-	return &r.short, shortPrior
+	if n > base {
+		i = 1
+	}
+	return &c.request.copies[i], priors[i]
 }
 
 // ratio is measured over expected time.

@@ -47,10 +47,13 @@ func (a *acceptance) of(all acceptance) float64 {
 
 // SetCosts gives the runner the measured costs of this machine (see Measure), by
 // which it shares out drafts when several jobs answer at once: between deeper
-// drafts of some and none at all. Nil, as at first: each keeps its own cap.
+// drafts of some and none at all; and by which a job of mode Lookup without a cap
+// copies as much as pays, in place of always as much as the match allows. Nil, as at
+// first: each keeps its own cap.
 func (r *Runner) SetCosts(c *calibrate.Costs) {
-	if r.sharing = nil; c != nil {
+	if r.sharing, r.copying = nil, nil; c != nil {
 		r.sharing = c.Sharing()
+		r.copying = calibrate.NewController(c, calibrate.ControllerConfig{Park: true, Patient: true})
 	}
 }
 

@@ -8,9 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sparkbar/engine/arch"
 	"sparkbar/engine/cache"
+	"sparkbar/engine/calibrate"
 	"sparkbar/engine/checkpoint"
 	"sparkbar/engine/compute"
 	"sparkbar/engine/draft"
@@ -284,6 +286,52 @@ func TestCopiesEndBeforeEndTokens(t *testing.T) {
 		}
 		if g.look(); !slices.Equal(g.copied, c.want) {
 			t.Errorf("of %v with the ends %v %v is copied, wants %v", c.text, c.end, g.copied, c.want)
+		}
+	}
+}
+
+// Where costs are known, as much is copied as pays, and always as much as the match
+// allows where a seed or a cap promises so.
+func TestCopiesThatPay(t *testing.T) {
+	t.Parallel()
+	flat := &calibrate.Costs{Verify: calibrate.NewCurve(map[int]float64{1: 10, 8: 10.1})}
+	steep := &calibrate.Costs{Verify: calibrate.NewCurve(map[int]float64{1: 10, 2: 20, 8: 80})}
+	seed := uint64(3)
+	for _, b := range backends(t) {
+		g := way{}.open(t, b)
+		var clock time.Time // every round takes as long
+		g.run.SetClock(func() time.Time { clock = clock.Add(time.Millisecond); return clock })
+		play := func(c *calibrate.Costs, j Job) (tokens, drafts []int32) {
+			g.run.SetCosts(c)
+			j.Round = func(r Round) { drafts = append(drafts, int32(len(r.Draft))) }
+			return g.generate(t, j).Tokens, drafts
+		}
+		j := Job{Prompt: ids(texts[2]), MaxTokens: 60, Logprobs: -1, NoStore: true, Mode: Lookup}
+		sum := func(xs []int32) (n int32) {
+			for _, x := range xs {
+				n += x
+			}
+			return n
+		}
+		want, all := play(nil, j)
+		cheap, some := play(flat, j)
+		dear, few := play(steep, j)
+		if !slices.Equal(cheap, want) || !slices.Equal(dear, want) {
+			t.Errorf("%v and %v, wants %v", cheap, dear, want)
+		}
+		if sum(all) < 20 || 2*sum(some) < sum(all) || 4*sum(few) > sum(all) {
+			t.Errorf("%v tokens are copied in rounds, where they cost nothing %v, where they cost much %v", all, some, few)
+		}
+		for i := range 2 {
+			fixed := j
+			if fixed.Cap = 4; i == 0 {
+				fixed.Cap, fixed.Params = 0, sample.Params{Temperature: 0.3, Seed: &seed}
+			}
+			want, all := play(nil, fixed)
+			got, same := play(steep, fixed)
+			if !slices.Equal(got, want) || !slices.Equal(same, all) || sum(all) == 0 {
+				t.Errorf("%d: %v in rounds of %v drafts, wants %v of %v", i, got, same, want, all)
+			}
 		}
 	}
 }

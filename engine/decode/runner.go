@@ -24,8 +24,9 @@ type Runner struct {
 	last   *arch.Adapter // of the step before
 	chunk  int           // rows of prompt beside rows of answers
 
-	sharing         *calibrate.Sharing // nil = drafts are not shared out
-	drafted, copies acceptance         // of all jobs
+	sharing         *calibrate.Sharing    // nil = drafts are not shared out
+	copying         *calibrate.Controller // of jobs that only copy; nil = none
+	drafted, copies acceptance            // of all jobs
 	probes          probes
 	lateRows        int              // how many rows an answer puts off at most
 	lates           []late           // free memory for them

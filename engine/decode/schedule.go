@@ -49,8 +49,11 @@ func (r *Runner) Start(ctx context.Context, j Job, over func(Outcome, error)) er
 	}
 	g := &generation{r: r, j: j, ctx: ctx, model: r.t.model.WithAdapter(j.Adapter), began: r.now(), sampler: sample.NewSampler(j.Params), penalties: sample.NewPenalizer(j.Params, j.Prompt), rand: j.Rand,
 		drafted: acceptance{p: r.drafted.p}, copies: acceptance{p: r.copies.p}}
-	if j.Controller != nil {
-		g.j.Controller = j.Controller.Begin(len(j.Prompt))
+	if j.Mode == Lookup && j.Cap == 0 && j.Controller == nil && !g.pinned() {
+		g.j.Controller = r.copying
+	}
+	if g.j.Controller != nil {
+		g.j.Controller = g.j.Controller.Begin(len(j.Prompt))
 	}
 	if g.rand == nil {
 		seed := sample.RandomSeed()
