@@ -47,7 +47,7 @@ func open(ctx context.Context, v *config, stderr io.Writer) (*engine.Engine, fun
 	fmt.Fprintf(stderr, "loading %s ...\n", load.Model)
 	if _, err := eng.LoadFrom(ctx, load); err != nil {
 		end()
-		return nil, nil, err
+		return nil, nil, badLoad(err)
 	}
 	return eng, end, nil
 }

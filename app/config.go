@@ -29,6 +29,7 @@ type config struct {
 	// apply takes over what follow does not, before anything else; it may refuse.
 	apply  func(now *config) error
 	latest atomic.Pointer[config] // that follow has applied
+	faults []engine.Finding       // found wrong when the engine was made
 }
 
 // now is what holds after the latest edit of the settings file.

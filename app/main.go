@@ -29,6 +29,8 @@ func main() {
 // usageError is a mistake on the command line.
 type usageError struct{ error }
 
+func (e *usageError) Unwrap() error { return e.error }
+
 func root() *cobra.Command {
 	serve := serveCommand()
 	cmd := &cobra.Command{

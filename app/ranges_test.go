@@ -37,6 +37,9 @@ func TestRanges(t *testing.T) {
 		"calibrate --drafter-window -1":    "--drafter-window must be at least 0, got -1",
 		"benchmark --kv-bits 5 --json x.j": "--kv-bits must be one of 0, 4, 8, got 5",
 		"serve --activations f8":           "--activations must be f32, f16 or bf16, got 'f8'",
+		"benchmark --model ./nowhere":      "\"./nowhere\" is neither",
+		"calibrate nowhere":                "\"nowhere\" is neither",
+		"calibrate demo --drafter nowhere": "nowhere",
 		"serve --identity loose":           "--identity must be strict or relaxed, got 'loose'",
 	} {
 		if _, err := command1(t, "", strings.Fields(args)...); err == nil || exitCode(err) != 2 || !strings.Contains(err.Error(), want) {

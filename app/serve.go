@@ -103,6 +103,7 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	}
 	disk, diskErr := prefixDisk(v, slots)
 	places, hub, hubErr := storage(v)
+	v.faults = slices.Concat(findings(v, hubErr), diskFindings(nil, diskErr), backend.findings())
 	o := engine.Options{Version: version, Backend: backend.open, Fallback: backend.fallback, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
 		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), MaxBatch: v.GetInt("max-batch"), Chunk: v.GetInt("prefill-step-size"), Slots: slots, Memory: machine.ReadMemory, Thermal: machine.ReadThermal, Chip: machine.ReadChip(),
@@ -336,9 +337,6 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 		return err
 	}
 	tellUnused(v, log)
-	for _, f := range findings(v, nil) {
-		log.Warn(f.Message, "fix", f.Fix)
-	}
 	profile, err := profileOf(v)
 	if err != nil {
 		return err
@@ -346,6 +344,9 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 	eng, err := newEngine(v, load)
 	if err != nil {
 		return err
+	}
+	for _, f := range v.faults {
+		log.Warn(f.Message, "fix", f.Fix)
 	}
 	ln := newDoor()
 	if err := ln.move(hosts(v), v.GetInt("port")); err != nil {

@@ -487,8 +487,8 @@ func TestStartWarnings(t *testing.T) {
 	if err := os.WriteFile(file, []byte("server: {api_keys: secret}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := startServe(t, "--no-model", "--host", "0.0.0.0")
-	for _, want := range []string{"server.api_keys", "config get", "without a key", "--api-key"} {
+	s := startServe(t, "--no-model", "--host", "0.0.0.0", "--prefix-cache-dir", filepath.Join(file, "below"))
+	for _, want := range []string{"server.api_keys", "config get", "without a key", "--api-key", "not kept on disk", "--prefix-cache-disk 0"} {
 		if !strings.Contains(s.logs.String(), want) {
 			t.Errorf("the log does not say %q: %s", want, s.logs)
 		}
