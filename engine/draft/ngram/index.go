@@ -33,8 +33,8 @@ const (
 
 // Index finds earlier occurrences of the current suffix. For every n in
 // [MinN, MaxN] it keeps the last two end positions of each n-gram seen: the
-// newest is the suffix itself, the one before it is the place to copy from.
-// Not safe for concurrent use.
+// newest is the suffix itself, the one before it is the place to copy from, unless
+// the last copy goes on elsewhere (see Propose). Not safe for concurrent use.
 type Index struct {
 	cfg    Config
 	limit  int // of len(tokens)
