@@ -48,7 +48,7 @@ func metalOptions(v *config) (o metalkern.Options, flags string, err error) {
 // the model before it is relied on, once for each machine, system build and version.
 func metalOn(v *config, o metalkern.Options, t metalkern.Trials) func() (compute.Backend, error) {
 	t.Judge = func() (compute.Backend, error) {
-		return cpu.New(cpu.Options{Threads: v.GetInt("threads"), Exact: true})
+		return cpu.New(cpu.Options{Threads: threads(v), Exact: true})
 	}
 	chip := machine.ReadChip()
 	t.Machine = fmt.Sprintf("%s, %s %s (%s)", chip.Name, chip.OS, chip.OSVersion, chip.OSBuild)
@@ -91,7 +91,7 @@ func drilled(v *config) (compute.Backend, error) {
 	case err != nil:
 		return nil, err
 	case c.name == "cpu":
-		return cpu.New(cpu.Options{Threads: v.GetInt("threads"), Exact: true})
+		return cpu.New(cpu.Options{Threads: threads(v), Exact: true})
 	case c.name != "metal":
 		return c.open()
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -240,9 +241,14 @@ func (c backendChoice) findings() []engine.Finding {
 	return []engine.Finding{{Code: "gpu", Level: engine.LevelAttention, Message: "models run on the CPU because the GPU cannot be used: " + c.noGPU.Error(), Fix: "run `sparkbar doctor --kernels`; --backend cpu says that the CPU is meant"}}
 }
 
+// threads is how many threads compute on the CPU.
+func threads(v *config) int {
+	return cmp.Or(v.GetInt("threads"), min(machine.Cores(), cpu.MaxThreads))
+}
+
 // backendOf checks the backend flags once, before anything is loaded.
 func backendOf(v *config) (backendChoice, error) {
-	o := cpu.Options{Threads: v.GetInt("threads"), Exact: v.GetBool("exact")}
+	o := cpu.Options{Threads: threads(v), Exact: v.GetBool("exact")}
 	onCPU := func() (compute.Backend, error) { return cpu.New(o) }
 	fail := func(err error) (backendChoice, error) { return backendChoice{}, &usageError{err} }
 	metal, flag, err := metalOptions(v)

@@ -22,7 +22,7 @@ func (c Chip) AppleSilicon() bool { return c.OS == "darwin" && c.Arch == "arm64"
 
 // ReadChip returns the chip of this machine.
 func ReadChip() Chip {
-	c := Chip{Cores: runtime.GOMAXPROCS(0), OS: runtime.GOOS, Arch: runtime.GOARCH}
+	c := Chip{Cores: Cores(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	c.SIMD = cpu.X86.HasAVX2 && cpu.X86.HasFMA || runtime.GOARCH == "arm64" // NEON is part of the latter
 	c.read()
 	return c

@@ -52,20 +52,58 @@ func TestGroupMemory(t *testing.T) {
 		"above its limit": {files: map[string]string{"proc/self/cgroup": "0::/../..\n", "sys/fs/cgroup/memory.max": "1000\n", "sys/fs/cgroup/memory.current": "1200\n"}, limit: 1000, ok: true},
 		"damaged":         {files: map[string]string{"proc/self/cgroup": "0::\n:\n\nx", "sys/fs/cgroup/memory.max": "", "sys/fs/cgroup/memory.current": "x"}},
 	} {
-		root := t.TempDir()
-		for file, text := range c.files {
-			file = filepath.Join(root, file)
-			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
+		root := system(t, c.files)
 		limit, left, ok := groupMemory(root)
 		if ok != c.ok || ok && (limit != c.limit || left != c.left) {
 			t.Errorf("%s: %d of %d, %v", name, left, limit, ok)
 		}
+	}
+}
+
+// system is a folder with files of a machine.
+func system(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for file, text := range files {
+		file = filepath.Join(root, file)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// TestGroupQuota: the least quota of the process's own group and of those above it
+// holds, of either version.
+func TestGroupQuota(t *testing.T) {
+	const many = 1 << 20
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  float64
+	}{
+		"nothing":        {nil, many},
+		"no limit":       {map[string]string{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}, many},
+		"second version": {map[string]string{"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "50000 100000\n"}, 0.5},
+		"above":          {map[string]string{"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "400000 100000\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 1.5},
+		"first version": {map[string]string{"proc/self/cgroup": "12:cpuacct,cpu:/docker/x\n4:memory:/\n0::/\n",
+			"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000\n"}, 2},
+		"first version, no limit": {map[string]string{"proc/self/cgroup": "3:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, many},
+		"another controller":      {map[string]string{"proc/self/cgroup": "3:cpuset:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, many},
+		"damaged":                 {map[string]string{"proc/self/cgroup": "0::/\n9:cpu:/\n", "sys/fs/cgroup/cpu.max": "5\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "x", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "0"}, many},
+	} {
+		if got := groupQuota(system(t, c.files)); got != c.want {
+			t.Errorf("%s: %v cores, want %v", name, got, c.want)
+		}
+	}
+	if n := Cores(); n < 1 || n > runtime.GOMAXPROCS(0) {
+		t.Errorf("%d cores", n)
+	}
+	t.Setenv("GOMAXPROCS", "3") // read by the runtime at its start; here it only has the last word
+	if Cores() != runtime.GOMAXPROCS(0) {
+		t.Error(Cores())
 	}
 }
 
