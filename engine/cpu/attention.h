@@ -147,75 +147,138 @@ static kv_page page_decode(const sb_kv *kv, int64_t page, int64_t head, int64_t 
 	return (kv_page){(uint8_t *)kbuf, (uint8_t *)vbuf, kp * 4, (kv->v ? vp : kp) * 4};
 }
 
-// Queries that share a loaded vector: as many as the registers hold.
-#if defined(SB_AVX512) || defined(SB_NEON)
+// Queries that share four loaded keys, or four vectors of a value: as many as the
+// registers hold.
+#if defined(SB_AVX512)
+enum { QUERY_TILE = 6 };
+#define OTHER_QUERIES(call) case 4: call(4); break; case 5: call(5); break; case 6: call(6); break;
+#elif defined(SB_NEON)
 enum { QUERY_TILE = 4 };
+#define OTHER_QUERIES(call) case 4: call(4); break;
 #else
 enum { QUERY_TILE = 3 };
+#define OTHER_QUERIES(call)
 #endif
+#define QUERIES(n, call)          \
+	switch (n) {              \
+	case 1: call(1); break;   \
+	case 2: call(2); break;   \
+	case 3: call(3); break;   \
+	OTHER_QUERIES(call)       \
+	}
 
-INL int64_t query_tile(int64_t left) { return left == QUERY_TILE + 1 ? 2 : min64(QUERY_TILE, left); }
+INL int64_t query_tiles(int64_t n) { return (n + QUERY_TILE - 1) / QUERY_TILE; }
+
+// The next tile of n queries: all are about as large.
+INL int64_t query_tile(int64_t n) { return (n + query_tiles(n) - 1) / query_tiles(n); }
 
 // A vector of elements i and up of a row.
 INL vf kv_vector(int dtype, const uint8_t *p, int64_t i) { return dtype == SB_F16 ? v_half(p + 2 * i) : dtype == SB_BF16 ? v_bhalf(p + 2 * i) : v_ld(p + 4 * i); }
 
 // score[h][0..3] = q[h] . k[0..3] for n queries. Only rows of float32 may end
-// within a vector.
+// within a vector. Of the queries and the keys those that are fewer stay in registers.
 INL void scores_of(int n, int dtype, const float *const *q, int64_t dim, const uint8_t *k, int64_t ldk, float *score) {
-	vf acc[4][4];
-#pragma GCC unroll 4
+	vf acc[QUERY_TILE][4];
+#pragma GCC unroll 6
 	for (int h = 0; h < n; h++)
 #pragma GCC unroll 4
 		for (int j = 0; j < 4; j++)
 			acc[h][j] = (vf){0};
 	int64_t i = 0;
-	for (; i + W <= dim; i += W) {
-		vf qv[4];
-#pragma GCC unroll 4
-		for (int h = 0; h < n; h++)
-			qv[h] = v_ld(q[h] + i);
-#pragma GCC unroll 4
-		for (int j = 0; j < 4; j++) {
-			vf kv = kv_vector(dtype, k + j * ldk, i);
-#pragma GCC unroll 4
+	for (; i + W <= dim; i += W)
+		if (n < 4) {
+			vf x[QUERY_TILE];
+#pragma GCC unroll 6
 			for (int h = 0; h < n; h++)
-				acc[h][j] = v_fma(qv[h], kv, acc[h][j]);
-		}
-	}
-	if (dtype == SB_F32 && i < dim)
+				x[h] = v_ld(q[h] + i);
 #pragma GCC unroll 4
+			for (int j = 0; j < 4; j++) {
+				vf y = kv_vector(dtype, k + j * ldk, i);
+#pragma GCC unroll 6
+				for (int h = 0; h < n; h++)
+					acc[h][j] = v_fma(x[h], y, acc[h][j]);
+			}
+		} else {
+			vf y[4];
+#pragma GCC unroll 4
+			for (int j = 0; j < 4; j++)
+				y[j] = kv_vector(dtype, k + j * ldk, i);
+#pragma GCC unroll 6
+			for (int h = 0; h < n; h++) {
+				vf x = v_ld(q[h] + i);
+#pragma GCC unroll 4
+				for (int j = 0; j < 4; j++)
+					acc[h][j] = v_fma(x, y[j], acc[h][j]);
+			}
+		}
+	if (dtype == SB_F32 && i < dim)
+#pragma GCC unroll 6
 		for (int h = 0; h < n; h++)
 #pragma GCC unroll 4
 			for (int j = 0; j < 4; j++)
 				acc[h][j] = v_fma(v_ldn(q[h] + i, dim - i), v_ldn((const float *)(k + j * ldk) + i, dim - i), acc[h][j]);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
 	for (int h = 0; h < n; h++)
 		v_store_sums(score + h * PAGE, acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
 }
 
+// What is read next, to be fetched while other things are worked on: some lines at
+// each step of the work.
+typedef struct {
+	const uint8_t *p;
+	int64_t lines, each;
+} stretch;
+
+INL void fetch(stretch *s) {
+	const int64_t lines = min64(s->each, s->lines);
+	for (int64_t i = 0; i < lines; i++)
+		__builtin_prefetch(s->p + 64 * i);
+	s->lines -= lines;
+	s->p += 64 * lines;
+}
+
+INL stretch stretch_of(const uint8_t *p, int64_t from, int64_t to, int64_t ld) { return (stretch){p + from * ld, ((to - from) * ld + 63) / 64, 0}; }
+
 // acc[h][i..] = sum over j of score[h][j] * v[j][i..] for n heads and `vecs` whole
 // vectors, or one of which `left` elements remain.
-INL void values_of(int n, int vecs, int dtype, const float *score, int64_t from, int64_t to, const uint8_t *v, int64_t ldv, int64_t left, float *const *acc, int64_t i) {
-	vf sum[4][4];
-#pragma GCC unroll 4
+INL void values_of(int n, int vecs, int dtype, const float *score, int64_t from, int64_t to, const uint8_t *v, int64_t ldv, int64_t left, float *const *acc, int64_t i, stretch *next) {
+	vf sum[QUERY_TILE][4];
+#pragma GCC unroll 6
 	for (int h = 0; h < n; h++)
 #pragma GCC unroll 4
 		for (int c = 0; c < vecs; c++)
 			sum[h][c] = (vf){0};
 	for (int64_t j = from; j < to; j++) {
-		vf e[4];
-#pragma GCC unroll 4
-		for (int h = 0; h < n; h++)
-			e[h] = v_set(score[h * PAGE + j]);
-#pragma GCC unroll 4
-		for (int c = 0; c < vecs; c++) {
-			vf x = left ? v_ldn((const float *)(v + j * ldv) + i, left) : kv_vector(dtype, v + j * ldv, i + c * W);
-#pragma GCC unroll 4
+		fetch(next);
+		const float *w = score + j;
+#define VALUE(c) (left ? v_ldn((const float *)(v + j * ldv) + i, left) : kv_vector(dtype, v + j * ldv, i + (c)*W))
+		if (n < 4) {
+			vf x[QUERY_TILE];
+#pragma GCC unroll 6
 			for (int h = 0; h < n; h++)
-				sum[h][c] = v_fma(e[h], x, sum[h][c]);
+				x[h] = v_set(w[h * PAGE]);
+#pragma GCC unroll 4
+			for (int c = 0; c < vecs; c++) {
+				vf y = VALUE(c);
+#pragma GCC unroll 6
+				for (int h = 0; h < n; h++)
+					sum[h][c] = v_fma(x[h], y, sum[h][c]);
+			}
+		} else {
+			vf y[4];
+#pragma GCC unroll 4
+			for (int c = 0; c < vecs; c++)
+				y[c] = VALUE(c);
+#pragma GCC unroll 6
+			for (int h = 0; h < n; h++) {
+				vf x = v_set(w[h * PAGE]);
+#pragma GCC unroll 4
+				for (int c = 0; c < vecs; c++)
+					sum[h][c] = v_fma(x, y[c], sum[h][c]);
+			}
 		}
 	}
-#pragma GCC unroll 4
+#pragma GCC unroll 6
 	for (int h = 0; h < n; h++)
 #pragma GCC unroll 4
 		for (int c = 0; c < vecs; c++)
@@ -224,14 +287,6 @@ INL void values_of(int n, int vecs, int dtype, const float *score, int64_t from,
 			else
 				v_st(acc[h] + i + c * W, sum[h][c]);
 }
-
-#define QUERIES(n, call)                     \
-	switch (n) {                         \
-	case 1: call(1); break;              \
-	case 2: call(2); break;              \
-	case 3: call(3); break;              \
-	case 4: call(QUERY_TILE); break;     \
-	}
 
 // Partial softmax sums of n queries: largest score, sum of exp(score - max), and
 // the weighted sum of values. (max and sum: room for whole vectors.)
@@ -267,67 +322,56 @@ static void soften(const sb_attention *a, float *s, int64_t from, int64_t to, fl
 	*sum = v_sum(total);
 }
 
-// What is read after a page, to be fetched while it is worked on.
-typedef struct {
-	const uint8_t *p;
-	int64_t lines;
-} stretch;
-
-INL stretch stretch_of(const uint8_t *p, int64_t from, int64_t to, int64_t ld) { return (stretch){p + from * ld, ((to - from) * ld + 63) / 64}; }
-
-INL void fetch(stretch *s, int64_t lines) {
-	for (lines = min64(lines, s->lines), s->lines -= lines; lines > 0; lines--, s->p += 64)
-		__builtin_prefetch(s->p);
-}
-
 // Query i sees positions [from[i], to[i]) of a page; n of them, which all lie in
 // the loaded [first, last). Rows that are loaded but not visible do no harm to
-// scores, which are overwritten, and are not read as values.
-INL void attend(int dtype, const sb_attention *a, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, const kv_page *kv, stretch *next, int64_t first, int64_t last, partials p, float *score) {
-	const int64_t kd = a->kv.kdim, vd = a->kv.vdim, steps = (last - (first & ~3) + 3) / 4, most[2] = {(next[0].lines + steps - 1) / steps, (next[1].lines + steps - 1) / steps};
+// scores, which are overwritten, and are not read as values. The stretches s and v
+// are fetched beside the scores and beside the values.
+INL void attend(int dtype, const sb_attention *a, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, const kv_page *kv, stretch s, stretch v, int64_t first, int64_t last, partials p, float *score) {
+	const int64_t kd = a->kv.kdim, vd = a->kv.vdim, tiles = query_tiles(n), ssteps = tiles * ((last - (first & ~3) + 3) / 4), vsteps = tiles * (last - first) * max64(vd / (4 * W), 1);
+	s.each = (s.lines + ssteps - 1) / ssteps;
+	v.each = (v.lines + vsteps - 1) / vsteps;
 	for (int64_t i = 0, m; i < n; i += m) {
 		m = query_tile(n - i);
 		for (int64_t j = first & ~3; j < last; j += 4) {
-			const uint8_t *k = kv->k + j * kv->ldk;
-			float *s = score + i * PAGE + j;
-			fetch(next, most[0]);
-			fetch(next + 1, most[1]);
-#define SCORES(m) scores_of(m, dtype, q + i, kd, k, kv->ldk, s)
+			fetch(&s);
+#define SCORES(m) scores_of(m, dtype, q + i, kd, kv->k + j * kv->ldk, kv->ldk, score + i * PAGE + j)
 			QUERIES(m, SCORES)
 		}
 	}
 	for (int64_t i = 0; i < n; i++)
 		soften(a, score + i * PAGE, from[i], to[i], p.max + i, p.sum + i);
 	for (int64_t i = 0, m; i < n; i += m) {
-		const float *s = score + i * PAGE;
+		const float *w = score + i * PAGE;
 		const int64_t most = query_tile(n - i);
 		for (m = 1; m < most && from[i + m] == from[i] && to[i + m] == to[i];)
 			m++;
 		int64_t c = 0;
 		for (; c + 4 * W <= vd; c += 4 * W) {
-#define VALUES(m) values_of(m, 4, dtype, s, from[i], to[i], kv->v, kv->ldv, 0, p.acc + i, c)
+#define VALUES(m) values_of(m, 4, dtype, w, from[i], to[i], kv->v, kv->ldv, 0, p.acc + i, c, &v)
 			QUERIES(m, VALUES)
 		}
 		for (; c < vd; c += W)
 			for (int64_t one = 0; one < m; one++)
 				if (vd - c >= W)
-					values_of(1, 1, dtype, s + one * PAGE, from[i], to[i], kv->v, kv->ldv, 0, p.acc + i + one, c);
+					values_of(1, 1, dtype, w + one * PAGE, from[i], to[i], kv->v, kv->ldv, 0, p.acc + i + one, c, &v);
 				else
-					values_of(1, 1, SB_F32, s + one * PAGE, from[i], to[i], kv->v, kv->ldv, vd - c, p.acc + i + one, c);
+					values_of(1, 1, SB_F32, w + one * PAGE, from[i], to[i], kv->v, kv->ldv, vd - c, p.acc + i + one, c, &v);
 	}
 }
 
-static void attend_page(const sb_attention *a, int64_t page, stretch *next, int64_t head, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, int64_t first, int64_t last, partials p, float *score, float *buf) {
+// next is the page after: its K and its V.
+static void attend_page(const sb_attention *a, int64_t page, const stretch *next, int64_t head, int64_t n, const float *const *q, const uint8_t *from, const uint8_t *to, int64_t first, int64_t last, partials p, float *score, float *buf) {
 	const sb_kv *kv = &a->kv;
 	const int whole = kv->kdim % W == 0 && kv->vdim % W == 0;
 	kv_page at = page_of_head(kv, page, head);
+	const stretch v = kv->v ? stretch_of(at.v, first, last, at.ldv) : (stretch){0};
 	if (!kv->bits && kv->dtype == SB_F32)
-		attend(SB_F32, a, n, q, from, to, &at, next, first, last, p, score);
-	else if (!kv->bits && kv->dtype == SB_F16 && n <= 2 * QUERY_TILE && whole) // few use each element: decoded on the way
-		attend(SB_F16, a, n, q, from, to, &at, next, first, last, p, score);
+		attend(SB_F32, a, n, q, from, to, &at, v, next[0], first, last, p, score);
+	else if (!kv->bits && kv->dtype == SB_F16 && whole) // decoded on the way
+		attend(SB_F16, a, n, q, from, to, &at, v, next[0], first, last, p, score);
 	else {
 		at = page_decode(kv, page, head, first, last, buf);
-		attend(SB_F32, a, n, q, from, to, &at, next, first, last, p, score);
+		attend(SB_F32, a, n, q, from, to, &at, next[0], next[1], first, last, p, score);
 	}
 }
 
