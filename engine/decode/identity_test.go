@@ -266,14 +266,18 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// Copies stop before an end token: it comes from the row before it as well.
+// Copies stop before an end token, which comes from the row before it as well; but
+// rounds without a controller are the reference's.
 func TestCopiesEndBeforeEndTokens(t *testing.T) {
+	flat := &calibrate.Costs{Verify: calibrate.NewCurve(map[int]float64{1: 10, 8: 10.1})}
 	for _, c := range []struct {
 		text, end, want []int32
+		without         bool
 	}{
-		{[]int32{1, 2, 3, 4, 5, 9, 6, 7, 1, 2, 3}, nil, []int32{4, 5, 9, 6, 7, 1}},
-		{[]int32{1, 2, 3, 4, 5, 9, 6, 7, 1, 2, 3}, []int32{8, 9}, []int32{4, 5}},
-		{[]int32{1, 2, 3, 9, 5, 4, 6, 7, 1, 2, 3}, []int32{9, 8}, nil},
+		{[]int32{1, 2, 3, 4, 5, 9, 6, 7, 1, 2, 3}, nil, []int32{4, 5, 9, 6, 7, 1}, false},
+		{[]int32{1, 2, 3, 4, 5, 9, 6, 7, 1, 2, 3}, []int32{8, 9}, []int32{4, 5}, false},
+		{[]int32{1, 2, 3, 9, 5, 4, 6, 7, 1, 2, 3}, []int32{9, 8}, nil, false},
+		{[]int32{1, 2, 3, 9, 5, 4, 6, 7, 1, 2, 3}, []int32{9, 8}, []int32{9, 5, 4, 6, 7, 1}, true},
 	} {
 		x, err := ngram.New(ngram.Standalone)
 		if err != nil {
@@ -281,6 +285,9 @@ func TestCopiesEndBeforeEndTokens(t *testing.T) {
 		}
 		x.Append(c.text...)
 		g := &generation{j: Job{Mode: Lookup, MaxTokens: 50, End: map[int32]bool{}}, index: x}
+		if !c.without {
+			g.j.Controller = calibrate.NewController(flat, calibrate.ControllerConfig{Park: true, Patient: true}).Begin(len(c.text))
+		}
 		for _, id := range c.end {
 			g.j.End[id] = true
 		}

@@ -258,9 +258,10 @@ func (g *generation) look() {
 		most = min(most, g.j.Cap)
 	}
 	g.copied = g.index.Propose(nil, most, g.gate.Allowed())
-	if g.offered = len(g.copied); g.j.Controller != nil {
-		g.copied = g.copied[:g.j.Controller.Copies(g.offered, g.index.Draft())]
+	if g.offered = len(g.copied); g.j.Controller == nil {
+		return
 	}
+	g.copied = g.copied[:g.j.Controller.Copies(g.offered, g.index.Draft())]
 	// An end token comes just as well from the row before it, and nothing after it
 	// counts. A prompt that is copied to its end has one there.
 	if end := slices.IndexFunc(g.copied, func(id int32) bool { return g.j.End[id] }); end >= 0 {

@@ -70,6 +70,7 @@ func (r *Runner) Start(ctx context.Context, j Job, over func(Outcome, error)) er
 		if j.LongLookup > 0 {
 			cfg.LongDraft = j.LongLookup
 		}
+		cfg.GoOn = g.j.Controller != nil // without one, rounds are the reference's
 		var err error
 		if g.index, err = ngram.New(cfg); err != nil {
 			return err

@@ -10,6 +10,9 @@ type Config struct {
 	MinN, MaxN int // suffix lengths that are looked up, longest first
 	Draft      int // drafted tokens for an ordinary match
 	LongDraft  int // ceiling for long matches; 0 or less = never more than Draft
+	// GoOn lets a copy go on where the last one was copied from, and run into itself
+	// (see Propose). The reference's do not.
+	GoOn bool
 }
 
 // Standalone is the configuration when copying is the only drafter.
@@ -34,7 +37,7 @@ const (
 // Index finds earlier occurrences of the current suffix. For every n in
 // [MinN, MaxN] it keeps the last two end positions of each n-gram seen: the
 // newest is the suffix itself, the one before it is the place to copy from, unless
-// the last copy goes on elsewhere (see Propose). Not safe for concurrent use.
+// the last copy goes on elsewhere (Config.GoOn). Not safe for concurrent use.
 type Index struct {
 	cfg    Config
 	limit  int // of len(tokens)
@@ -98,22 +101,22 @@ func (x *Index) forget() {
 	x.Append(kept...)
 }
 
-// Propose appends up to max draft tokens to dst: those after the place where the
-// last copy goes on, if no less matches there than at the latest earlier occurrence
-// of the longest known suffix, else those after that one. It appends nothing on a
-// miss. A match of at least 8 tokens earns twice its length, up to Config.LongDraft,
-// when long is true ([Gate.Allowed]).
+// Propose appends up to max draft tokens to dst: those that followed the latest
+// earlier occurrence of the longest known suffix, up to the end of the text. It
+// appends nothing on a miss. A match of at least 8 tokens earns twice its length, up
+// to Config.LongDraft, when long is true ([Gate.Allowed]).
 //
-// The reference always takes the latest occurrence, and stops where the text does.
-// But parts of a file begin alike, and the one copied from is then the right one,
-// also past a token that differed; and what repeats itself every few tokens goes on
-// doing so, for longer than one turn.
+// With Config.GoOn it takes those after the place where the last copy goes on, if no
+// less matches there: parts of a file begin alike, and the one copied from is then
+// the right one, also past a token that differed. And a copy that comes to the end of
+// the text goes on with itself, as what repeats itself every few tokens does.
 func (x *Index) Propose(dst []int32, max int, long bool) []int32 {
 	end := x.source()
 	if m := x.matched(x.next, mostMatch); m >= x.cfg.MinN && m >= x.matched(end, mostMatch) {
 		end = x.next
 	}
-	if x.next = end; end == 0 {
+	if end == 0 {
+		x.next = 0
 		return dst
 	}
 	length := x.cfg.Draft
@@ -123,7 +126,12 @@ func (x *Index) Propose(dst []int32, max int, long bool) []int32 {
 		}
 	}
 	turn := len(x.tokens) - end // until the copy is of itself
-	for i := range min(length, max) {
+	if length = min(length, max); x.cfg.GoOn {
+		x.next = end
+	} else {
+		length = min(length, turn)
+	}
+	for i := range length {
 		if i < turn {
 			dst = append(dst, x.tokens[end+i])
 		} else {
