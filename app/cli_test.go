@@ -303,7 +303,7 @@ func TestMLXLMCommandLine(t *testing.T) {
 		t.Error(got)
 	}
 	// The flat form of mlx-dspark.
-	for args, flat := range map[string]bool{"--prompt x --seed 1": true, "--prompt=x": true, "--model demo": true, "--help": false, "--version": false, "--frob": false, "-h": false, "models": false, "": false} {
+	for args, flat := range map[string]bool{"--prompt x --seed 1": true, "--prompt=x": true, "--model demo": true, "--model demo serve": false, "--prompt hi models": false, "--help": false, "--version": false, "--frob": false, "-h": false, "models": false, "": false} {
 		want := strings.Fields(args)
 		if flat {
 			want = append([]string{"generate"}, want...)

@@ -162,8 +162,10 @@ func arguments(args []string) []string {
 	if len(args) > 0 {
 		if flag, ok := strings.CutPrefix(args[0], "--"); ok {
 			flag, _, _ = strings.Cut(flag, "=")
-			if generateCommand().Flags().Lookup(flag) != nil {
-				return append([]string{"generate"}, args...)
+			if r := root(); generateCommand().Flags().Lookup(flag) != nil {
+				if c, _, err := r.Find(args); err != nil || c == r { // no command stands behind the flags
+					return append([]string{"generate"}, args...)
+				}
 			}
 		}
 	}

@@ -124,14 +124,13 @@ func (c *config) list(key string) []string {
 }
 
 // texts is a flag that may be repeated, whose values may hold commas; in the environment
-// and in the settings it has one value.
+// and in the settings it has one value. Blank ones do not count.
 func (c *config) texts(key string) []string {
-	if s, ok := c.Get(key).(string); ok && s != "" {
-		return []string{s}
-	} else if ok {
-		return nil
+	list := []string{c.GetString(key)}
+	if _, ok := c.Get(key).(string); !ok {
+		list = slices.Clone(c.GetStringSlice(key))
 	}
-	return c.GetStringSlice(key)
+	return slices.DeleteFunc(list, func(s string) bool { return strings.TrimSpace(s) == "" })
 }
 
 // folders is a list of folders; in the environment it is separated as PATH is.

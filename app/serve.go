@@ -290,7 +290,7 @@ func backendOf(v *config) (backendChoice, error) {
 // keys collects the API keys of flags, environment and file; keychain resolves
 // the one that the Keychain holds.
 func keys(v *config, keychain func() (string, error)) ([]string, error) {
-	list := slices.Clone(v.texts("api-key"))
+	list := v.texts("api-key")
 	for i, k := range list {
 		if k == keychainKey {
 			var err error

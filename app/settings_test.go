@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"sparkbar/httpapi"
+
+	"sparkbar/engine"
 )
 
 func TestParseSettings(t *testing.T) {
@@ -318,4 +320,19 @@ func TestKeys(t *testing.T) {
 	t.Setenv("SPARKBAR_API_KEY", "e,f")
 	check([]string{"e,f"})
 	check([]string{"a"}, "--api-key", "a")
+	check([]string{"a"}, "--api-key", " ", "--api-key", "a")
+	for value, open := range map[string]bool{"": true, "  ": true, "k": false} { // in the network without a key
+		cmd := serveCommand()
+		if err := cmd.ParseFlags([]string{"--host", "0.0.0.0", "--api-key", value}); err != nil {
+			t.Fatal(err)
+		}
+		v, err := bind(cmd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := slices.ContainsFunc(findings(v, nil), func(f engine.Finding) bool { return f.Code == "open" })
+		if told != open {
+			t.Errorf("with the key %q an open door is told: %v", value, told)
+		}
+	}
 }

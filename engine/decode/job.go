@@ -29,7 +29,8 @@ type Job struct {
 	// Lookup lets copies from the context stand in for the drafter.
 	Lookup     bool
 	LongLookup int // longest copy; 0 = 32
-	// Controller chooses the cap from round to round; nil = Cap.
+	// Controller chooses the cap from round to round; nil = Cap, or where only copies
+	// are made, without Cap, the runner's own (SetCosts).
 	Controller *calibrate.Controller
 	// Adapter changes the target's weights for this job; nil = none.
 	Adapter *arch.Adapter

@@ -249,6 +249,9 @@ func (g *generation) keep(n int) error {
 
 // look finds what can be copied from the context.
 func (g *generation) look() {
+	if g.j.Controller != nil {
+		g.j.Controller.SetDepth(len(g.j.Prompt) + len(g.out.Tokens))
+	}
 	g.copied = nil
 	if g.index == nil {
 		return
@@ -381,7 +384,6 @@ func (g *generation) cap() int {
 	}
 	c := g.r.drafter.MaxDraft()
 	if j.Controller != nil {
-		j.Controller.SetDepth(len(j.Prompt) + len(g.out.Tokens))
 		c = min(c, j.Controller.Cap())
 	} else if j.Cap > 0 {
 		c = min(c, j.Cap)

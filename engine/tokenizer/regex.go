@@ -69,6 +69,8 @@ func (m *regexMatcher) each(text string, yield func(start, end int)) {
 
 var (
 	inlineFlags    = regexp.MustCompile(`^\(\?[imx-]+[:)]`)
+	groupOpening   = regexp.MustCompile(`^\((\?(<\w+>|'\w+')?)?`)
+	groupReference = regexp.MustCompile(`^\\k(<[^>]*>|'[^']*')`)
 	countedRepeat  = regexp.MustCompile(`^\{(\d*)(,?)(\d*)\}`)
 	hexInBraces    = regexp.MustCompile(`^\\x\{([0-9A-Fa-f]{1,6})\}`)
 	propertyEscape = regexp.MustCompile(`^\\[pP]\{(\^?)([A-Za-z_]+)\}`)
@@ -136,13 +138,11 @@ func translatePattern(p string) (string, error) {
 				on, off, _ := strings.Cut(flags, "-")
 				fold = (fold || strings.Contains(on, "i")) && !strings.Contains(off, "i")
 			} else {
-				out = append(out, '(')
-				i++
-				// Keep the rest of a group's opening, such as ?: ?= ?! ?<= ?<!, away from the quantifier rule.
-				if strings.HasPrefix(p[i:], "?") {
-					out = append(out, '?')
-					i++
-				}
+				// Keep a group's opening, such as ?: ?= ?! ?<= ?<! and names, away from the
+				// rules for quantifiers and for s.
+				opening := groupOpening.FindString(rest)
+				out = append(out, opening...)
+				i += len(opening)
 			}
 			atom = -1
 		case ')':
@@ -193,13 +193,22 @@ func foldLongS(class string) string {
 	negated := strings.HasPrefix(class, "[^")
 	inside := func(s string) bool { ok, _ := re.MatchString(s); return ok != negated }
 	if s, long := inside("s"), inside("ſ"); s != long {
-		return strings.TrimSuffix(class, "]") + "sſ]"
+		body := strings.TrimSuffix(class, "]")
+		if before, ok := strings.CutSuffix(body, "-"); ok { // that would no longer be itself
+			if escapes := len(before) - len(strings.TrimRight(before, `\\`)); escapes%2 == 0 {
+				body = before + `\-`
+			}
+		}
+		return body + "sſ]"
 	}
 	return class
 }
 
 // translateEscape translates the escape that s starts with and returns its length in s.
 func translateEscape(s string) (out string, n int, err error) {
+	if m := groupReference.FindString(s); m != "" {
+		return m, len(m), nil
+	}
 	if m := hexInBraces.FindStringSubmatch(s); m != nil {
 		x, err := strconv.ParseUint(m[1], 16, 32)
 		if err != nil || x > unicode.MaxRune {

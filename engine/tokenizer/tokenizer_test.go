@@ -469,6 +469,9 @@ func TestTranslatePattern(t *testing.T) {
 		`(?i)s(?-i:S)ſ`:            `(?i)[sſ](?-i:S)[sſ]`,
 		`((?i)s)s(?i:[sd][^s]a)`:   `((?i)[sſ])s(?i:[sdsſ][^ssſ]a)`,
 		`(?i:[a-z]+[t]\s)`:         `(?i:[a-zsſ]+[t]\s)`,
+		`(?i:[sz-][a\-s\\-])`:      `(?i:[sz\-sſ][a\-s\\\-sſ])`,
+		`(?i)(?<size>s)\k<size>`:   `(?i)(?<size>[sſ])\k<size>`,
+		`(?i)(?<=s)(?'s'a)`:        `(?i)(?<=[sſ])(?'s'a)`,
 		`\x{4E00}-\x{2E}`:          `一-\.`,
 		`[^(\s|[.,])]+`:            `[^(\s|.,)]+`,
 		`[]a]`:                     `[\]a]`,
@@ -537,6 +540,8 @@ func TestLongS(t *testing.T) {
 		`(?i:'[^s])`:          "a'ſb",
 		`(?i:x(?-i:'s))|'s|ſ`: "a' ſ b",
 		`(?i:\w'ſ)`:           "a'ſ b",
+		`(?i:'[sz-])`:         "a 'ſ b",
+		`(?i)(?<s>'s)`:        "a 'ſ b",
 	} {
 		re, err := compileRegex(pattern)
 		if err != nil {
