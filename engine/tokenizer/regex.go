@@ -195,7 +195,7 @@ func foldLongS(class string) string {
 	if s, long := inside("s"), inside("ſ"); s != long {
 		body := strings.TrimSuffix(class, "]")
 		if before, ok := strings.CutSuffix(body, "-"); ok { // that would no longer be itself
-			if escapes := len(before) - len(strings.TrimRight(before, `\\`)); escapes%2 == 0 {
+			if escapes := len(before) - len(strings.TrimRight(before, `\`)); escapes%2 == 0 {
 				body = before + `\-`
 			}
 		}
