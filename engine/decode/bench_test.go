@@ -285,7 +285,7 @@ func TestBenchDrafter(t *testing.T) {
 	s := openSmolBench(t)
 	// Sweeps over the prompts; short answers are repeated, up to so many times, until
 	// they are as many tokens as the long ones.
-	const sweeps, repeats = 5, 4
+	const sweeps, repeats = 10, 4
 	const disturbed = 1.25
 	tuned, others := s.prompts()
 	var figures []testbench.Figure
