@@ -159,17 +159,24 @@ func arguments(args []string) []string {
 		return append([]string{"serve", "--compat", "mlx-lm"}, args[1:]...)
 	}
 	args = args[min(1, len(args)):]
-	if len(args) > 0 {
-		if flag, ok := strings.CutPrefix(args[0], "--"); ok {
-			flag, _, _ = strings.Cut(flag, "=")
-			if r := root(); generateCommand().Flags().Lookup(flag) != nil {
-				if c, _, err := r.Find(args); err != nil || c == r { // no command stands behind the flags
-					return append([]string{"generate"}, args...)
-				}
-			}
-		}
+	if isFlat(args) {
+		return append([]string{"generate"}, args...)
 	}
 	return args
+}
+
+// isFlat reports that arguments begin with a flag of `generate` and name no command.
+func isFlat(args []string) bool {
+	if len(args) == 0 || !strings.HasPrefix(args[0], "--") {
+		return false
+	}
+	flag, _, _ := strings.Cut(args[0][2:], "=")
+	if generateCommand().Flags().Lookup(flag) == nil {
+		return false
+	}
+	all := root()
+	named, _, err := all.Find(args)
+	return err != nil || named == all
 }
 
 // logLevel reads a level in the words of either server.

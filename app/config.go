@@ -29,7 +29,8 @@ type config struct {
 	// apply takes over what follow does not, before anything else; it may refuse.
 	apply  func(now *config) error
 	latest atomic.Pointer[config] // that follow has applied
-	faults []engine.Finding       // found wrong when the engine was made
+	// findings are what the engine made from it reports of the process.
+	findings func() []engine.Finding
 }
 
 // now is what holds after the latest edit of the settings file.

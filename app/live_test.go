@@ -305,15 +305,8 @@ func TestModelLast(t *testing.T) {
 // TestFlagsOverModelSettings: what a flag says holds for every model.
 func TestFlagsOverModelSettings(t *testing.T) {
 	settingsFile(t, "models: {a: {context_window: 100, kv_bits: 8, mode: lookup, max_draft: 3, thinking: false, idle_unload: 5}}\n")
-	cmd := serveCommand()
-	if err := cmd.ParseFlags([]string{"--context-window", "200", "--mode", "baseline"}); err != nil {
-		t.Fatal(err)
-	}
 	t.Setenv("MLX_DSPARK_MAX_DRAFT", "2")
-	v, err := bind(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := configOf(t, "--context-window", "200", "--mode", "baseline")
 	r := v.modelRequests()("a")
 	if got, _ := json.Marshal(r); r.ContextWindow != nil || r.Mode != "" || r.MaxDraft != nil || *r.KVBits != 8 || *r.EnableThinking {
 		t.Errorf("%s", got)

@@ -164,14 +164,7 @@ func TestDoctorFindsTheOwnersFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("HF_ENDPOINT", "ftp://hub.example")
-	cmd := serveCommand()
-	if err := cmd.ParseFlags([]string{"--host", "0.0.0.0"}); err != nil {
-		t.Fatal(err)
-	}
-	v, err := bind(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := configOf(t, "--host", "0.0.0.0")
 	_, _, hubErr := storage(v)
 	v.file.fault.Store(&badSetting{"f", 3, "k", "wrong"})
 	codes := map[string]bool{}

@@ -104,14 +104,13 @@ func newEngine(v *config, load engine.LoadRequest) (*engine.Engine, error) {
 	}
 	disk, diskErr := prefixDisk(v, slots)
 	places, hub, hubErr := storage(v)
-	v.faults = slices.Concat(findings(v, hubErr), diskFindings(nil, diskErr), backend.findings())
+	v.findings = func() []engine.Finding {
+		return slices.Concat(findings(v.now(), hubErr), diskFindings(disk, diskErr), backend.findings())
+	}
 	o := engine.Options{Version: version, Backend: backend.open, Fallback: backend.fallback, Builtins: map[string]engine.Builtin{demoID: {Target: target, Drafter: drafter, DFlash: resources.DemoDFlash()}}, ModelRoot: root,
 		Catalogue: models.NewCatalogue(models.CatalogueOptions{Places: places, Builtins: []models.Model{demoModel(target)}}), Places: places, Downloader: hub,
 		Live: live(v, load), Loaded: v.file.loaded, QueueLimit: v.GetInt("queue-limit"), MaxBatch: v.GetInt("max-batch"), Chunk: v.GetInt("prefill-step-size"), Slots: slots, Memory: machine.ReadMemory, Thermal: machine.ReadThermal, Chip: machine.ReadChip(),
-		Disk: disk, Arithmetic: arithmetic(v, backend),
-		Findings: func() []engine.Finding {
-			return slices.Concat(findings(v.now(), hubErr), diskFindings(disk, diskErr), backend.findings())
-		}}
+		Disk: disk, Arithmetic: arithmetic(v, backend), Findings: v.findings}
 	if v.IsSet("prefix-cache-rungs") {
 		if o.Rungs = v.GetInt("prefix-cache-rungs"); o.Rungs <= 0 {
 			o.Rungs = -1 // none
@@ -351,7 +350,7 @@ func serve(ctx context.Context, v *config, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range v.faults {
+	for _, f := range v.findings() {
 		log.Warn(f.Message, "fix", f.Fix)
 	}
 	ln := newDoor()

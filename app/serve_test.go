@@ -56,8 +56,8 @@ func startServe(t *testing.T, args ...string) *server {
 	return startAnyServe(t, append([]string{"--port", "0"}, args...)...)
 }
 
-// startAnyServe is startServe on whatever port arguments and settings say.
-func startAnyServe(t *testing.T, args ...string) *server {
+// configOf is what serve goes by with the given arguments.
+func configOf(t *testing.T, args ...string) *config {
 	t.Helper()
 	cmd := serveCommand()
 	if err := cmd.ParseFlags(args); err != nil {
@@ -67,6 +67,13 @@ func startAnyServe(t *testing.T, args ...string) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return v
+}
+
+// startAnyServe is startServe on whatever port arguments and settings say.
+func startAnyServe(t *testing.T, args ...string) *server {
+	t.Helper()
+	v := configOf(t, args...)
 	ctx, cancel := context.WithCancel(context.Background())
 	out, in := io.Pipe()
 	s := &server{t: t, logs: &lockedBuffer{}}
@@ -430,14 +437,7 @@ func compareProbs(t *testing.T, i int, c smolCase, v any) {
 // TestShutdown: a signal ends the server cleanly while an answer is being
 // written, and the answer is finished.
 func TestShutdown(t *testing.T) {
-	cmd := serveCommand()
-	if err := cmd.ParseFlags([]string{"--port", "0", "--api-key", "secret"}); err != nil {
-		t.Fatal(err)
-	}
-	v, err := bind(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := configOf(t, "--port", "0", "--api-key", "secret")
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	out, in := io.Pipe()
@@ -445,7 +445,10 @@ func TestShutdown(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- serve(ctx, v, in, logs) }()
 	lines := bufio.NewReader(out)
-	line, _ := lines.ReadString('\n')
+	line, err := lines.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
 	base := strings.Fields(strings.TrimPrefix(line, "listening on "))[0]
 	for !strings.HasPrefix(line, "loaded") {
 		if line, err = lines.ReadString('\n'); err != nil {

@@ -10,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"sparkbar/httpapi"
-
 	"sparkbar/engine"
+	"sparkbar/httpapi"
 )
 
 func TestParseSettings(t *testing.T) {
@@ -152,14 +151,7 @@ func TestOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("MLX_DSPARK_PORT", "2222")
-	cmd := serveCommand()
-	if err := cmd.ParseFlags([]string{"--queue-limit", "9"}); err != nil {
-		t.Fatal(err)
-	}
-	v, err := bind(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := configOf(t, "--queue-limit", "9")
 	if v.GetInt("port") != 2222 || v.GetInt("queue-limit") != 9 || !v.GetBool("no-model-switch") || v.GetDuration("idle-unload").Seconds() != 90 || v.GetInt("max-tokens-cap") != 32768 {
 		t.Errorf("port %d, queue %d, switch off %v, idle %s", v.GetInt("port"), v.GetInt("queue-limit"), v.GetBool("no-model-switch"), v.GetDuration("idle-unload"))
 	}
@@ -296,14 +288,7 @@ func TestKeys(t *testing.T) {
 	}
 	check := func(want []string, args ...string) {
 		t.Helper()
-		cmd := serveCommand()
-		if err := cmd.ParseFlags(args); err != nil {
-			t.Fatal(err)
-		}
-		v, err := bind(cmd)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := configOf(t, args...)
 		got, err := keys(v, func() (string, error) { return "", errors.New("no Keychain here") })
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("%q: %q %v, want %q", args, got, err, want)
@@ -322,14 +307,7 @@ func TestKeys(t *testing.T) {
 	check([]string{"a"}, "--api-key", "a")
 	check([]string{"a"}, "--api-key", " ", "--api-key", "a")
 	for value, open := range map[string]bool{"": true, "  ": true, "k": false} { // in the network without a key
-		cmd := serveCommand()
-		if err := cmd.ParseFlags([]string{"--host", "0.0.0.0", "--api-key", value}); err != nil {
-			t.Fatal(err)
-		}
-		v, err := bind(cmd)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := configOf(t, "--host", "0.0.0.0", "--api-key", value)
 		told := slices.ContainsFunc(findings(v, nil), func(f engine.Finding) bool { return f.Code == "open" })
 		if told != open {
 			t.Errorf("with the key %q an open door is told: %v", value, told)
